@@ -1,0 +1,54 @@
+"""Helpers for the tests of the cluster: free ports, and several workers meeting at once."""
+
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from tfdist.cluster import Cluster, rendezvous
+from tfdist.launch.ports import HOST, hold_ports
+
+
+@pytest.fixture
+def addresses() -> Callable[[int], tuple[str, ...]]:
+    """Gives as many loopback addresses with a free port as asked for."""
+
+    def pick(count: int) -> tuple[str, ...]:
+        with ExitStack() as held:
+            return tuple(f"{HOST}:{port}" for port in hold_ports(count, held))
+
+    return pick
+
+
+@pytest.fixture
+def meet() -> Callable[..., list]:
+    """Runs the rendezvous of several workers at once; returns what each got or raised."""
+
+    def run(clusters: list[Cluster], *, timeout_s: float = 10.0, seeds: list | None = None) -> list:
+        def one(place: int) -> object:
+            try:
+                seed = seeds[place] if seeds else None
+                return rendezvous(clusters[place], timeout_s=timeout_s, seed=seed)
+            except Exception as error:
+                return error
+
+        with ThreadPoolExecutor(len(clusters)) as pool:
+            return list(pool.map(one, range(len(clusters))))
+
+    return run
+
+
+@pytest.fixture
+def assert_free() -> Callable[[str], None]:
+    """Checks that a server can take an address at once, as TensorFlow's does."""
+
+    def check(address: str) -> None:
+        host, port = address.split(":")
+        with socket.socket() as server:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind((host, int(port)))
+            server.listen()
+
+    return check

@@ -1,0 +1,30 @@
+"""What all tests share. Importing this costs nothing: TensorFlow comes only with the fixture that needs it."""
+
+import os
+
+import pytest
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+os.environ["KERAS_BACKEND"] = "tensorflow"
+
+_NUM_CPU_DEVICES = 4
+
+
+@pytest.fixture(scope="session")
+def cpu_devices() -> list[str]:
+    """Splits the CPU into four logical devices, once for the whole run; returns their names.
+
+    The devices are fixed once TensorFlow has run anything, so whichever test comes first has to ask for them.
+    """
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    try:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * _NUM_CPU_DEVICES)
+    except RuntimeError:  # initialised already: accept it if the devices are there all the same
+        pass
+    names = [device.name for device in tf.config.list_logical_devices("CPU")]
+    if len(names) != _NUM_CPU_DEVICES:
+        raise RuntimeError(f"TensorFlow was used before the fixture cpu_devices: it has {names}")
+    return names

@@ -1,0 +1,35 @@
+"""tfdist: train Keras 3 models on many GPUs and many machines with TensorFlow."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "Cluster": "tfdist.cluster",
+    "PeerError": "tfdist.errors",
+    "TrainLoop": "tfdist.training.loop",
+    "UsageError": "tfdist.errors",
+    "make_strategy": "tfdist.strategy",
+    "prepare": "tfdist.training.prepare",
+}
+_MODULES = ("data", "hooks", "training")
+
+__all__ = [*sorted(_PUBLIC), *_MODULES]
+
+if TYPE_CHECKING:
+    from tfdist import data, hooks, training
+    from tfdist.cluster import Cluster
+    from tfdist.errors import PeerError, UsageError
+    from tfdist.strategy import make_strategy
+    from tfdist.training.loop import TrainLoop
+    from tfdist.training.prepare import prepare
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first asked for: the `tfdist` command must not wait for TensorFlow."""
+    if name in _PUBLIC:
+        return getattr(importlib.import_module(_PUBLIC[name]), name)
+    if name in _MODULES:
+        return importlib.import_module(f"tfdist.{name}")
+    raise AttributeError(f"module 'tfdist' has no attribute {name!r}")

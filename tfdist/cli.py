@@ -1,0 +1,169 @@
+"""The `tfdist` command. It imports TensorFlow only in the subcommands that need it."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import NoReturn
+
+from tfdist.errors import EXIT_DONE, EXIT_FAILED, EXIT_WRONG_USE, PeerError, UsageError
+
+
+@dataclass(frozen=True)
+class Command:
+    """One subcommand.
+
+    Attributes:
+        summary: One line for `tfdist --help`.
+        run: Takes the arguments after the subcommand's name, returns the exit code.
+    """
+
+    summary: str
+    run: Callable[[list[str]], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the `tfdist` command.
+
+    Args:
+        argv: The arguments; None for those of this process.
+
+    Returns:
+        The exit code: 0 done, 1 failed, 2 wrong use.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except UsageError as error:
+        print(f"tfdist: error: {error}", file=sys.stderr)
+        return EXIT_WRONG_USE
+    except PeerError as error:
+        print(f"tfdist: error: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        return 130  # as shells say of a process that SIGINT ended
+    finally:
+        _flush_stdout()
+
+
+def _run(arguments: list[str]) -> int:
+    parser = _Parser(
+        prog="tfdist",
+        usage="tfdist [-h] [--version] COMMAND [ARGS...]",
+        description="Trains Keras 3 models on many devices and machines with the numbers of one device.",
+        epilog="commands:\n"
+        + "\n".join(f"  {name:<10} {command.summary}" for name, command in COMMANDS.items())
+        + "\n\n'tfdist COMMAND --help' says more about one of them.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="store_true", help="show the version and exit")
+    if arguments and not arguments[0].startswith("-"):
+        name = arguments[0]
+        if name not in COMMANDS:
+            raise UsageError(f"there is no command {name!r}; the commands are {', '.join(COMMANDS)}")
+        return COMMANDS[name].run(arguments[1:])
+    try:
+        options = parser.parse_args(arguments)
+    except SystemExit:  # --help was printed
+        return EXIT_DONE
+    if not options.version:
+        raise UsageError(
+            f"a command is missing; the commands are {', '.join(COMMANDS)} ('tfdist --help' says more)"
+        )
+    print(f"tfdist {_version()}")
+    return EXIT_DONE
+
+
+def _launch(arguments: list[str]) -> int:
+    from tfdist.launch.local import launch
+
+    parser = _Parser(
+        prog="tfdist launch",
+        usage="tfdist launch --workers=N [--log_dir=DIR] [--start_port=PORT] SCRIPT [ARGS...]",
+        description="Runs a Python script in N worker processes on this machine, with TF_CONFIG set for "
+        "each.\nEverything after SCRIPT goes to the script as it is.",
+        epilog="What a worker prints comes out with '[worker 1] ' before each line. When a worker fails the "
+        "others\nare ended, and the last lines of the one that failed first are printed last. Ctrl-C and "
+        "SIGTERM are passed\non to all workers; a second one kills them.\n\n"
+        "exit code: 0 if all workers exited with 0; 2 if the first that failed exited with 2 (wrong use); "
+        "128 plus\nthe signal's number if a signal ended the job; else 1.\n\n"
+        "example: tfdist launch --workers=2 scripts/train.py --strategy=multi_worker --model=digits_cnn",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--workers", metavar="N", type=int, required=True, help="how many worker processes, from 1"
+    )
+    parser.add_argument(
+        "--log_dir",
+        metavar="DIR",
+        help="a folder for the whole output of each worker: DIR/worker-0.log and so on",
+    )
+    parser.add_argument(
+        "--start_port",
+        metavar="PORT",
+        type=int,
+        help="worker i gets PORT + i (default: free ports are picked)",
+    )
+    first = _end_of_options(arguments)
+    try:
+        options = parser.parse_args(arguments[:first])
+    except SystemExit:
+        return EXIT_DONE
+    command = arguments[first:]
+    if command[:1] == ["--"]:
+        command = command[1:]
+    if not command:
+        raise UsageError("SCRIPT is missing: tfdist launch --workers=N SCRIPT [ARGS...]")
+    return launch(options.workers, command, log_dir=options.log_dir, start_port=options.start_port)
+
+
+def _end_of_options(arguments: list[str]) -> int:
+    """Returns where SCRIPT (or a '--' before it) stands; every option but -h and --help takes a value."""
+    place = 0
+    while place < len(arguments) and arguments[place].startswith("-") and arguments[place] != "--":
+        takes_next = "=" not in arguments[place] and arguments[place] not in ("-h", "--help")
+        place += 2 if takes_next else 1
+    return min(place, len(arguments))
+
+
+def _verify(arguments: list[str]) -> int:
+    from tfdist.diagnostics.verify import main as verify
+
+    return verify(arguments)
+
+
+COMMANDS: dict[str, Command] = {
+    "launch": Command("start a script in several worker processes on this machine", _launch),
+    "verify": Command("check on this machine that every strategy gives the numbers of one device", _verify),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are UsageErrors, and that takes no abbreviated options."""
+
+    def __init__(self, **options: object) -> None:
+        super().__init__(allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} ('{self.prog} --help' says more)")
+
+
+def _version() -> str:
+    try:
+        return version("tfdist")
+    except PackageNotFoundError:
+        return "(not installed)"
+
+
+def _flush_stdout() -> None:
+    """Keeps Python from reporting, at its end, that nobody reads the standard output any more."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

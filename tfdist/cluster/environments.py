@@ -1,0 +1,10 @@
+"""The environments that `Cluster.detect` asks, in order. A new scheduler is one entry here."""
+
+from tfdist.cluster.base import ClusterEnvironment
+from tfdist.cluster.local import LocalEnvironment
+from tfdist.cluster.tf_config import TFConfigEnvironment
+
+ENVIRONMENTS: tuple[ClusterEnvironment, ...] = (
+    TFConfigEnvironment(),
+    LocalEnvironment(),  # always present, so it stays last
+)

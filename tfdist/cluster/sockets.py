@@ -1,0 +1,104 @@
+"""Binding a worker's own address, and closing connections, for the rendezvous."""
+
+import errno
+import socket
+
+from tfdist.cluster.address import split_address
+from tfdist.errors import UsageError
+
+
+def listen(address: str, index: int) -> socket.socket:
+    """Takes a worker's own address.
+
+    Listening, and not only binding, is what shows that no other process has the port. SO_REUSEADDR makes
+    connections that are still dying (TIME_WAIT) no obstacle, for this socket and for TensorFlow's after it.
+
+    Args:
+        address: This worker's `host:port`.
+        index: This worker's index, for messages.
+
+    Returns:
+        A non-blocking listening socket, on that host's address only.
+
+    Raises:
+        UsageError: If the port is in use, or the host is unknown or not this machine.
+    """
+    host, port = split_address(address)
+    where = f"TF_CONFIG gives worker {index}, this process, the address {address}, but"
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise UsageError(
+            f"{where} the host {host} is not known here ({error}); correct its name, or use its IP"
+        ) from None
+    refusal: OSError | None = None
+    for family, kind, protocol, _, name in found:
+        try:
+            server = socket.socket(family, kind, protocol)
+        except OSError as error:  # for example no IPv6 on this machine
+            refusal = refusal or error
+            continue
+        try:
+            server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            server.bind(name)
+            server.listen(128)
+            server.setblocking(False)
+            return server
+        except OSError as error:
+            server.close()
+            if refusal is None or error.errno == errno.EADDRINUSE:
+                refusal = error
+    raise UsageError(f"{where} {_explain(refusal, host, port)}") from None
+
+
+def _explain(error: OSError | None, host: str, port: int) -> str:
+    code = error.errno if error else None
+    if code == errno.EADDRINUSE:
+        return (
+            f"port {port} is in use on this machine. End the process that has it (perhaps a worker of an "
+            "earlier run, or one started twice), or give this worker another port"
+        )
+    if code == errno.EADDRNOTAVAIL:
+        return (
+            f"{host} is not an address of this machine. Start this process on {host}, or correct the task "
+            "index or the address"
+        )
+    if code == errno.EACCES:
+        return f"port {port} needs rights that this process does not have. Use a port from 1024 on"
+    return f"it cannot be listened on ({error}). Use another address or port"
+
+
+def connect(address: str, timeout_s: float) -> socket.socket:
+    """Connects to another worker, once.
+
+    Args:
+        address: The other worker's `host:port`.
+        timeout_s: The longest time to wait.
+
+    Returns:
+        A connected blocking socket.
+
+    Raises:
+        OSError: If nobody answers there.
+    """
+    host, port = split_address(address)
+    client = socket.create_connection((host, port), timeout=timeout_s)
+    # While nobody listens on a port of the ephemeral range, connecting to it can by chance pick that very
+    # port for this end too, and TCP then connects the socket to itself.
+    if client.getsockname() == client.getpeername():
+        abort(client)
+        raise ConnectionRefusedError(errno.ECONNREFUSED, f"connected to itself at {address}")
+    return client
+
+
+def abort(connection: socket.socket) -> None:
+    """Closes a connection at once, so that its port is not kept in TIME_WAIT.
+
+    Args:
+        connection: A connection whose data no longer matters.
+    """
+    try:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\x00\x00\x00\x00\x00\x00\x00")
+    except OSError:
+        pass  # already gone
+    connection.close()

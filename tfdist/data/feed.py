@@ -1,0 +1,330 @@
+"""From a source to the batches of this process's replicas.
+
+An element of a feed is `(data, count, total)` for one replica: its rows of a global batch, how many they are, and
+how many the global batch has over all replicas. A replica that gets no row gets one dummy row with a count of 0,
+so that every model meets at least one row. After the data, elements with a total of 0 follow without end: a
+stream that never ends needs no agreement between workers on whether all of them still have data, which
+TensorFlow's distributed iterators otherwise seek at every step.
+"""
+
+import random
+import threading
+import warnings
+import zlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.data.layout import Layout
+from tfdist.data.rows import num_rows, slice_rows, zero_rows
+from tfdist.data.source import BatchSource, ExampleSource
+from tfdist.errors import UsageError, PeerError
+from tfdist.strategy import global_seed
+
+PRESHARDED_TOTAL = -1
+"""The total of a batch whose owner gave each worker its part: the step sums the counts."""
+
+
+def make_feed(
+    source: "ExampleSource | BatchSource", where: "tf.distribute.Strategy | Layout", *, seed_offset: int = 0
+) -> "Feed":
+    """Returns the feed of `source` for the replicas of this process.
+
+    Args:
+        source: the data.
+        where: a strategy, or the layout of its replicas.
+        seed_offset: added to the seed, so that several trainings on one source see different orders.
+    """
+    layout = where if isinstance(where, Layout) else Layout.of(where)
+    if isinstance(source, ExampleSource):
+        return ExampleFeed(source, layout, seed_offset)
+    if isinstance(source, BatchSource):
+        return BatchFeed(source, layout)
+    raise UsageError(f"{type(source).__name__} is no source of data; see tfdist.data.as_source")
+
+
+class Feed:
+    """What both kinds of feeds have in common.
+
+    Attributes:
+        layout: the replicas.
+        element_spec: specs of a batch: `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
+        batch_size: examples of a full global batch, where known.
+        steps_per_epoch: global batches of an epoch, where known.
+        may_end: whether the data may end before `steps_per_epoch`, or where only its end tells.
+        full_batches: every replica has the same number of rows in every batch.
+        presharded: each worker has its own part of the global batches.
+        seed: seed of the order.
+    """
+
+    layout: Layout
+    element_spec: Any
+    batch_size: "int | None" = None
+    steps_per_epoch: "int | None" = None
+    may_end: bool = False
+    full_batches: bool = False
+    presharded: bool = False
+    seed: int = 0
+
+    def dataset(self, epoch: int, start_step: int = 0) -> tf.data.Dataset:
+        """Returns the endless dataset of elements for the local replicas, in order, batch by batch."""
+        raise NotImplementedError
+
+    def begin_epoch(self, strategy: tf.distribute.Strategy, epoch: int, start_step: int = 0) -> tuple[Any, "int | None"]:
+        """Returns an iterator of per-replica elements and the number of steps that the epoch still has."""
+        steps = None if self.steps_per_epoch is None else self.steps_per_epoch - start_step
+        return self.iterator(strategy, epoch, start_step), steps
+
+    def end_epoch(self, steps: int) -> None:
+        """Is told after each epoch how many steps it had."""
+
+    def iterator(self, strategy: tf.distribute.Strategy, epoch: int, start_step: int = 0) -> Any:
+        """Returns an iterator for use inside a `tf.function`: `next` gives per-replica elements."""
+        return _distributed(self.dataset(epoch, start_step), strategy)
+
+    def fingerprint(self) -> "int | None":
+        """Returns a hash of the first global batch read, for comparison between workers; None where there is no need."""
+        return None
+
+
+class ExampleFeed(Feed):
+    """The batches of an `ExampleSource`.
+
+    Args:
+        source: the examples.
+        layout: the replicas.
+        seed_offset: see `make_feed`.
+    """
+
+    def __init__(self, source: ExampleSource, layout: Layout, seed_offset: int = 0):
+        self.source = source
+        self.layout = layout
+        self.batch_size = source.batch_size
+        self.steps_per_epoch = source.steps_per_epoch
+        if not self.steps_per_epoch:
+            raise UsageError(
+                f"batch_size={source.batch_size}: there are only {source.num_examples} examples and a last batch that "
+                "is not full is left out, so an epoch has no batch; use a smaller batch_size"
+            )
+        even = source.batch_size % layout.num_replicas == 0
+        whole = source.drop_remainder or source.num_examples % source.batch_size == 0
+        self.full_batches = even and whole
+        seed = source.seed if source.seed is not None else global_seed()
+        self.seed = (random.SystemRandom().randrange(2**31) if seed is None else int(seed)) + seed_offset
+        rows = source.batch_size // layout.num_replicas if self.full_batches else None
+        self.element_spec = tf.nest.map_structure(lambda spec: _batched(spec, None), source.element_spec)
+        self._rows = rows
+
+    def dataset(self, epoch: int, start_step: int = 0) -> tf.data.Dataset:
+        """Returns the endless dataset of elements of the local replicas."""
+        picks, counts, totals = self._picks(epoch, start_step)
+        end = tf.data.Dataset.from_tensors((picks[0] if len(picks) else np.zeros(1, np.int64), np.int32(0), np.int32(0)))
+        index = tf.data.Dataset.from_tensor_slices((picks, counts, totals)) if len(picks) else end.take(0)
+        rows = self._rows
+
+        def gather(pick: tf.Tensor, count: tf.Tensor, total: tf.Tensor) -> tuple:
+            if rows is None:
+                pick = pick[: tf.maximum(count, 1)]
+            data = self.source.gather(pick)
+            if rows is not None:
+                data = tf.nest.map_structure(lambda t: _with_rows(t, rows), data)
+            return data, count, total
+
+        return (
+            index.concatenate(end.repeat())
+            .map(gather, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+            .prefetch(2 * self.layout.local_replicas)
+        )
+
+    def _picks(self, epoch: int, start_step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns the indices, counts and totals of the local replicas' elements.
+
+        The indices are padded to one length; a replica without rows has the batch's first example as its dummy.
+        """
+        source, layout = self.source, self.layout
+        order = source.order(epoch, self.seed)
+        size = source.batch_size
+        steps = np.arange(start_step, source.steps_per_epoch, dtype=np.int64)
+        totals = np.minimum(size, len(order) - steps * size)
+        replicas = layout.first_replica + np.arange(layout.local_replicas, dtype=np.int64)
+        each, left = totals[:, None] // layout.num_replicas, totals[:, None] % layout.num_replicas
+        counts = each + (replicas < left)
+        starts = np.where(counts > 0, replicas * each + np.minimum(replicas, left), 0) + steps[:, None] * size
+        width = max(1, -(-size // layout.num_replicas))
+        offsets = np.minimum(np.arange(width), np.maximum(counts, 1)[..., None] - 1)
+        picks = order[starts[..., None] + offsets]
+        repeated = np.broadcast_to(totals[:, None], counts.shape)
+        return picks.reshape(-1, width), counts.reshape(-1).astype(np.int32), repeated.reshape(-1).astype(np.int32)
+
+
+class BatchFeed(Feed):
+    """The batches of a `BatchSource`.
+
+    Args:
+        source: the stream.
+        layout: the replicas.
+    """
+
+    def __init__(self, source: BatchSource, layout: Layout):
+        self.source = source
+        self.layout = layout
+        self._batches = source.make()
+        spec = self._batches.element_spec
+        self.element_spec = spec = spec if isinstance(spec, tuple) else (spec,)
+        leaf = tf.nest.flatten(spec)[0]
+        self.batch_size = leaf.shape[0] if leaf.shape.rank else None
+        self.presharded = source.presharded and not layout.is_whole
+        shares = layout.local if self.presharded else layout
+        self._shares = shares
+        # A presharded worker may run out before the others, so its batches can be empty.
+        static = self.batch_size is not None and self.batch_size % shares.num_replicas == 0
+        self.full_batches = static and not self.presharded
+        self.steps_per_epoch = source.steps or source.num_batches
+        self.may_end = not source.infinite and source.num_batches is None and not self.presharded
+        self.seed = global_seed() or 0
+        self._first_batch = _FirstBatch() if source.fingerprinted and not self.presharded else None
+        self._continued: Any = None
+        self._seen = 0
+
+    def dataset(self, epoch: int, start_step: int = 0) -> tf.data.Dataset:
+        """Returns the endless dataset of elements of the local replicas."""
+        batches = self._batches
+        if start_step:
+            batches = batches.skip(start_step)
+        batches = batches.map(lambda *data: data, num_parallel_calls=1)
+        if self._first_batch is not None:
+            batches = self._first_batch.watch(batches)
+        elements = batches.map(lambda *data: (data, True))
+        end = tf.data.Dataset.from_tensors((zero_rows(self.element_spec), False)).repeat()
+        elements = elements.concatenate(end)
+        local = self.layout.local_replicas
+        if local == 1:
+            elements = elements.map(
+                lambda data, alive: self._element(data, alive, 0), num_parallel_calls=tf.data.AUTOTUNE
+            )
+        else:
+            # One element for each local replica; they differ in size, so they cannot be stacked and unbatched.
+            elements = elements.flat_map(
+                lambda data, alive: tf.data.Dataset.range(local, output_type=tf.int32).map(
+                    lambda replica: self._element(data, alive, replica)
+                )
+            )
+        return elements.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)).prefetch(2 * local)
+
+    def begin_epoch(self, strategy: tf.distribute.Strategy, epoch: int, start_step: int = 0) -> tuple[Any, "int | None"]:
+        """Returns an iterator and the steps of the epoch; with a number of steps given, the stream goes on."""
+        self.source.on_epoch_begin()
+        if self.source.steps is None:
+            if epoch and self._seen == 0 and self._continued is None:
+                self._replay(epoch)
+            self._continued = ()
+            return super().begin_epoch(strategy, epoch, start_step)
+        steps = self.source.steps - start_step
+        if self._continued is None:
+            self._seen = epoch * self.source.steps + start_step
+            if self.source.num_batches:
+                self._seen %= self.source.num_batches
+            self._continued = self.iterator(strategy, epoch, self._seen)
+        if self.source.num_batches is not None:
+            left = self.source.num_batches - self._seen
+            if steps > left:
+                warnings.warn(
+                    f"the data has {left} batches left, fewer than the {steps} steps that were asked for; "
+                    "the epoch is shorter (use dataset.repeat() to go on)",
+                    stacklevel=2,
+                )
+            steps = min(steps, left)
+        return self._continued, steps
+
+    def end_epoch(self, steps: int) -> None:
+        """Keeps the stream for the next epoch, or starts it anew where it is used up."""
+        self.source.on_epoch_end()
+        if self.source.steps is None:
+            return
+        self._seen += steps
+        used_up = self.source.num_batches is not None and self._seen >= self.source.num_batches
+        if used_up or (self.may_end and steps < self.source.steps):
+            self._continued, self._seen = None, 0
+
+    def _replay(self, epochs: int) -> None:
+        """Begins the iterations of the epochs before, which is what advances the seeds of its shuffles."""
+        for _ in range(epochs):
+            iter(self._batches)
+
+    def fingerprint(self) -> "int | None":
+        """Returns a hash of the first global batch, once it has been read."""
+        return None if self._first_batch is None else self._first_batch.value()
+
+    def _element(self, data: Any, alive: Any, local_replica: Any) -> tuple:
+        shares = self._shares
+        replica = shares.first_replica + local_replica
+        total = num_rows(data)
+        if self.full_batches:
+            size: Any = total // shares.num_replicas
+            part = slice_rows(data, replica * size, size)
+            count = tf.constant(size, tf.int32)
+        else:
+            start, count = shares.rows(tf.convert_to_tensor(total, tf.int32), replica)
+            start = tf.where(count > 0, start, 0)
+            part = slice_rows(data, start, tf.maximum(count, 1))
+        alive = tf.cast(alive, tf.int32)
+        total = tf.convert_to_tensor(PRESHARDED_TOTAL if self.presharded else total, tf.int32)
+        return part, count * alive, total if self.presharded else total * alive
+
+
+class _FirstBatch:
+    """Takes the hash of the first batch that passes by."""
+
+    def __init__(self):
+        self._known = threading.Event()
+        self._value = 0
+
+    def watch(self, batches: tf.data.Dataset) -> tf.data.Dataset:
+        """Returns `batches` as they are."""
+
+        def look(index: tf.Tensor, data: Any) -> Any:
+            flat = [t for leaf in tf.nest.flatten(data, expand_composites=True) for t in [leaf]]
+            seen = tf.cond(
+                tf.equal(index, 0), lambda: tf.numpy_function(self._take, flat, tf.int64), lambda: tf.constant(0, tf.int64)
+            )
+            with tf.control_dependencies([seen]):
+                return tf.nest.map_structure(tf.identity, data, expand_composites=True)
+
+        return batches.enumerate().map(look, deterministic=True)
+
+    def _take(self, *arrays: np.ndarray) -> np.int64:
+        value = 0
+        for array in arrays:
+            raw = b"\0".join(array.reshape(-1).tolist()) if array.dtype == object else array.tobytes()
+            value = zlib.crc32(raw, value)
+        if not self._known.is_set():
+            self._value = value
+            self._known.set()
+        return np.int64(value)
+
+    def value(self, timeout_s: float = 600.0) -> int:
+        """Returns the hash, after waiting for the first batch."""
+        if not self._known.wait(timeout_s):
+            raise PeerError(f"the dataset gave no first batch within {timeout_s:.0f} s")
+        return self._value
+
+
+def _distributed(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
+    options = tf.data.Options()
+    options.deterministic = True
+    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+    dataset = dataset.with_options(options)
+    return iter(strategy.distribute_datasets_from_function(lambda context: dataset))
+
+
+def _batched(spec: tf.TypeSpec, rows: "int | None") -> tf.TypeSpec:
+    if isinstance(spec, tf.RaggedTensorSpec):
+        return tf.RaggedTensorSpec([rows, *spec.shape], spec.dtype, spec.ragged_rank + 1, spec.row_splits_dtype)
+    return tf.TensorSpec([rows, *spec.shape], spec.dtype)
+
+
+def _with_rows(tensor: Any, rows: int) -> Any:
+    if isinstance(tensor, tf.Tensor):
+        tensor.set_shape([rows, *tensor.shape[1:]])
+    return tensor

@@ -1,0 +1,18 @@
+"""The two kinds of failure that tfdist reports, and the exit code of each."""
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_WRONG_USE = 2
+
+
+class UsageError(ValueError):
+    """Wrong use: a flag, an argument, an environment variable or a file that cannot be right.
+
+    Raised before any device or network is touched. The message names the argument, its value, what is
+    allowed and, where there is one, the fix. Entry points print it without a traceback and exit with
+    `EXIT_WRONG_USE`.
+    """
+
+
+class PeerError(RuntimeError):
+    """Another worker did not come up, disagreed, or went away; the message names it."""

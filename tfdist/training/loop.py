@@ -1,0 +1,241 @@
+"""`TrainLoop`: the custom loop. Many steps in one `tf.function` call, on the same step as `fit`."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+
+from tfdist import data as tfdist_data
+from tfdist import hooks
+from tfdist.errors import UsageError
+from tfdist.training.checkpoint import Checkpoints
+from tfdist.training.report import StepListener
+from tfdist.training.runner import Runner, as_python, layout_of
+from tfdist.training.step import StepOptions
+from tfdist.training.workers import any_of
+
+_NEVER = 2**62
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopState:
+    """What a callback of `TrainLoop.run` is told.
+
+    Attributes:
+        step: training steps done, over all runs and restarts.
+        epoch: epoch of the data, from 0.
+        logs: loss and metrics over the steps since the last call, over all replicas.
+        validation: results of an evaluation that happened at this step, else empty.
+    """
+
+    step: int
+    epoch: int
+    logs: dict[str, float]
+    validation: dict[str, float]
+
+
+LoopCallback = Callable[[LoopState], "bool | None"]
+"""Called on every worker; returning True ends the run, on all workers, after the step at hand."""
+
+
+class TrainLoop:
+    """Trains a model step by step, without Keras's `fit`.
+
+    The model is compiled with the given loss, optimizer and metrics, and its step is the one that `fit` uses
+    after `prepare`, so both give the same numbers.
+
+    Args:
+        model: a Keras model made inside `with strategy.scope():`.
+        loss: a Keras loss or its name, or a function `(y_true, y_pred)` that returns per-example values, a
+            scalar mean, or a pair (sum, count) for an exact mean over, say, tokens.
+        optimizer: a Keras optimizer or its name.
+        metrics: Keras metrics or their names.
+        hook: see `tfdist.prepare`.
+        accumulate_steps: see `tfdist.prepare`.
+        clip_global_norm: see `tfdist.prepare`.
+        jit_compile: compile forward and backward pass with XLA.
+        steps_per_loop: most steps in one call of the compiled loop.
+        step_listener: is called with a `StepReport` after each call.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        *,
+        loss: Any,
+        optimizer: Any,
+        metrics: Sequence = (),
+        hook: "str | hooks.Hook | None" = None,
+        accumulate_steps: int = 1,
+        clip_global_norm: "float | None" = None,
+        jit_compile: bool = False,
+        steps_per_loop: int = 1,
+        step_listener: "StepListener | None" = None,
+    ):
+        if not isinstance(model, keras.Model):
+            raise UsageError(f"TrainLoop: {type(model).__name__} is no keras.Model")
+        if isinstance(steps_per_loop, bool) or not isinstance(steps_per_loop, int) or steps_per_loop < 1:
+            raise UsageError(f"steps_per_loop={steps_per_loop!r}: an integer of at least 1 is needed")
+        options = StepOptions(
+            hook=hooks.parse(hook),
+            accumulate_steps=accumulate_steps,
+            clip_global_norm=clip_global_norm,
+            jit_compile=jit_compile,
+        )
+        self.model = model
+        self.steps_per_loop = steps_per_loop
+        with model.distribute_strategy.scope():
+            model.compile(optimizer=optimizer, loss=loss, metrics=list(metrics), jit_compile=False)
+        self._runner = Runner(model, options, step_listener)
+        self._feeds: dict[int, tuple[Any, tfdist_data.Feed]] = {}
+        self.step = 0
+        self.position = tfdist_data.Position(epoch=0, step=0, seed=0)
+
+    @property
+    def strategy(self) -> Any:
+        """The strategy that the model was made under."""
+        return self._runner.strategy
+
+    @property
+    def hook(self) -> hooks.Hook:
+        """The hook that aggregates the gradients."""
+        return self._runner.options.hook
+
+    def build(self, dataset: Any) -> None:
+        """Creates all variables for batches such as `dataset` gives; needed before a checkpoint is restored."""
+        self._runner.functions(self._feed(dataset).element_spec)
+
+    def checkpoints(self, directory: Any, *, keep: int = 3) -> Checkpoints:
+        """Returns the checkpoints of this training in `directory`; call `build` first."""
+        return Checkpoints(directory, self.model, self.strategy, hook=self.hook, keep=keep)
+
+    def resume(self, checkpoints: Checkpoints, resume: str = "auto") -> bool:
+        """Continues from the newest checkpoint; see `Checkpoints.restore`. Returns whether there was one."""
+        saved = checkpoints.restore(resume)
+        if saved is None:
+            return False
+        self.step, self.position = saved.step, saved.position
+        self._runner.steps_done = saved.step
+        return True
+
+    def run(
+        self,
+        dataset: Any,
+        *,
+        steps: int,
+        validation: Any = None,
+        validate_every: "int | None" = None,
+        checkpoints: "Checkpoints | None" = None,
+        checkpoint_every: "int | None" = None,
+        callbacks: Sequence[LoopCallback] = (),
+    ) -> dict[str, float]:
+        """Trains for `steps` steps, beginning new epochs of the data as often as needed.
+
+        Args:
+            dataset: batches, as `tfdist.data` sources, a `tf.data.Dataset` of global batches, or arrays `(x, y)`.
+            steps: steps to train, counted from now.
+            validation: data to evaluate on.
+            validate_every: steps between evaluations; None evaluates at the end only.
+            checkpoints: where to save; see `checkpoints`.
+            checkpoint_every: steps between checkpoints; None saves at the end only.
+            callbacks: called after each call of the compiled loop.
+
+        Returns:
+            Loss and metrics over the steps of this run (with callbacks: since the last call), and those of the
+            last evaluation with the prefix `val_`.
+        """
+        for name, value in (("steps", steps), ("validate_every", validate_every), ("checkpoint_every", checkpoint_every)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise UsageError(f"{name}={value!r}: an integer of at least 1 is needed")
+        feed = self._feed(dataset)
+        functions = self._runner.functions(feed.element_spec)
+        layout = layout_of(feed)
+        self.position = dataclasses.replace(self.position, seed=feed.seed)
+        last = self.step + steps
+        logs: dict[str, float] = {}
+        validation_logs: dict[str, float] = {}
+        self.model.reset_metrics()
+        stop = False
+        while self.step < last and not stop:
+            iterator = feed.iterator(self.strategy, self.position.epoch, self.position.step)
+            epoch_end = feed.steps_per_epoch
+            epoch_begin = self.step
+            while self.step < last and not stop and (epoch_end is None or self.position.step < epoch_end):
+                count = min(
+                    self.steps_per_loop,
+                    last - self.step,
+                    _NEVER if epoch_end is None else epoch_end - self.position.step,
+                    _until_next(self.step, validate_every),
+                    _until_next(self.step, checkpoint_every),
+                )
+                count, step_logs = self._runner.train_call(
+                    feed, functions, layout, iterator, count, with_logs=bool(callbacks)
+                )
+                if count == 0:
+                    break
+                self.step += count
+                self.position = self.position.advance(count)
+                ended = epoch_end is not None and self.position.step >= epoch_end
+                validation_now: dict[str, float] = {}
+                if callbacks:
+                    logs = as_python(step_logs)
+                    self.model.reset_metrics()
+                elif step_logs is not None:
+                    logs = as_python(step_logs)
+                if validation is not None and _is_due(self.step, validate_every, last):
+                    if not callbacks and step_logs is None:
+                        logs = as_python(functions.logs())
+                    validation_now = validation_logs = self.evaluate(validation)
+                    self.model.reset_metrics()
+                if checkpoints is not None and _is_due(self.step, checkpoint_every, last):
+                    checkpoints.save(self.step, self._next_position(ended))
+                if callbacks:
+                    state = LoopState(self.step, self.position.epoch, logs, validation_now)
+                    wanted = [bool(callback(state)) for callback in callbacks]
+                    stop = any_of(self.strategy, any(wanted))
+            if self.step == epoch_begin and self.position.step == 0:
+                raise UsageError("TrainLoop.run: the data gave no batch; check the dataset")
+            if epoch_end is None or self.position.step >= epoch_end:
+                if not stop and self.step < last or (epoch_end is not None and self.position.step >= epoch_end):
+                    self.position = self._next_position(ended=True)
+        if not callbacks and not logs:
+            logs = as_python(functions.logs())
+        if stop and checkpoints is not None:
+            checkpoints.save(self.step, self.position)
+        return {**logs, **{f"val_{name}": value for name, value in validation_logs.items()}}
+
+    def evaluate(self, dataset: Any) -> dict[str, float]:
+        """Returns loss and metrics over `dataset`, each example counted once. Every worker must call it."""
+        feed = self._feed(dataset)
+        functions = self._runner.functions(feed.element_spec)
+        self.model.reset_metrics()
+        logs = None
+        done = 0
+        for last_step, logs in self._runner.test_calls(
+            feed, steps=feed.steps_per_epoch, steps_per_call=self.steps_per_loop, before=lambda step: None
+        ):
+            done = last_step + 1
+        if not done:
+            raise UsageError("TrainLoop.evaluate: the data gave no batch; check the dataset")
+        return as_python(logs if logs is not None else functions.logs())
+
+    def _next_position(self, ended: bool) -> "tfdist_data.Position":
+        if not ended:
+            return self.position
+        return tfdist_data.Position(epoch=self.position.epoch + 1, step=0, seed=self.position.seed)
+
+    def _feed(self, dataset: Any) -> "tfdist_data.Feed":
+        known = self._feeds.get(id(dataset))
+        if known is None or known[0] is not dataset:
+            known = (dataset, self._runner.feed(tfdist_data.as_source(dataset)))
+            self._feeds[id(dataset)] = known
+        return known[1]
+
+
+def _until_next(step: int, every: "int | None") -> int:
+    return _NEVER if every is None else every - step % every
+
+
+def _is_due(step: int, every: "int | None", last: int) -> bool:
+    return step == last or (every is not None and step % every == 0)

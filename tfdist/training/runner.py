@@ -1,0 +1,234 @@
+"""One model's training, evaluation and prediction: what `prepare` and `TrainLoop` share."""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist import data as tfdist_data
+from tfdist.errors import UsageError
+from tfdist.strategy import is_chief, num_workers
+from tfdist.training import seams
+from tfdist.training.build import build_model
+from tfdist.training.functions import StepFunctions
+from tfdist.training.report import StepListener, StepReport
+from tfdist.training.step import BatchLayout, Step, StepOptions
+
+
+class Runner:
+    """Runs a compiled model's steps under the strategy that it was made under.
+
+    Args:
+        model: a Keras model.
+        options: how to train.
+        listener: is told of every call into the compiled loop.
+    """
+
+    def __init__(self, model: keras.Model, options: StepOptions, listener: "StepListener | None" = None):
+        self.model = model
+        self.options = options
+        self.listener = listener
+        self.strategy = model.distribute_strategy
+        self.chief = is_chief(self.strategy)
+        self.num_workers = num_workers(self.strategy)
+        self.steps_done = 0
+        self._functions: StepFunctions | None = None
+        self._compiled_as: Any = None
+        self._hook_built = False
+
+    def functions(self, spec: Any) -> StepFunctions:
+        """Returns the compiled loops, after building what the model still lacks.
+
+        Args:
+            spec: `tf.TypeSpec`s of a batch.
+        """
+        model = self.model
+        key = seams.compiled_as(model)
+        if self._functions is None or key != self._compiled_as:
+            build_model(model, spec, self.strategy)
+            if not self._hook_built:
+                with self.strategy.scope():
+                    self.options.hook.build([v.value for v in model.trainable_variables])
+                self._hook_built = True
+            self._functions = StepFunctions(
+                Step(model, self.strategy, self.options), run_eagerly=bool(model.run_eagerly)
+            )
+            self._compiled_as = seams.compiled_as(model)
+        return self._functions
+
+    def feed(self, source: Any, **options: Any) -> "tfdist_data.Feed":
+        """Returns `source` cut into the batches of this process's replicas."""
+        return tfdist_data.make_feed(source, self.strategy, **options)
+
+    def train_calls(
+        self,
+        feed: "tfdist_data.Feed",
+        iterator: Any,
+        *,
+        first_step: int = 0,
+        steps: "int | None",
+        steps_per_call: int = 1,
+        before: "Callable[[int], None]",
+    ) -> Iterator[tuple[int, dict]]:
+        """Trains call by call.
+
+        Args:
+            feed: where the batches come from.
+            iterator: an iterator of `feed`.
+            first_step: the step of the epoch to start from.
+            steps: steps of the epoch, or None to go on until the data ends.
+            steps_per_call: steps in one call of the compiled loop.
+            before: is called with the first step of each call before it.
+
+        Yields:
+            The last step of each call, and its logs.
+        """
+        functions = self.functions(feed.element_spec)
+        layout = layout_of(feed)
+        step = first_step
+        while steps is None or step < steps:
+            by_batch = steps is None or feed.may_end
+            if by_batch:
+                batch = self.next_batch(iterator)
+                if batch is None:
+                    return
+                count = 1
+            else:
+                count = min(steps_per_call, steps - step)
+            before(step)
+            start = time.perf_counter()
+            if by_batch:
+                logs = functions.train_batch(batch, layout)
+            else:
+                logs = functions.train(iterator, count, layout)
+            self.steps_done += count
+            self.report(count, time.perf_counter() - start, feed)
+            yield step + count - 1, logs
+            step += count
+
+    def train_call(
+        self, feed: "tfdist_data.Feed", functions: StepFunctions, layout: BatchLayout, iterator: Any, count: int,
+        *, with_logs: bool,
+    ) -> tuple[int, "dict | None"]:
+        """One call of the compiled loop; returns the steps done (0 at the end of the data) and the logs, if any."""
+        start = time.perf_counter()
+        if feed.steps_per_epoch is None:
+            batch = self.next_batch(iterator)
+            if batch is None:
+                return 0, None
+            count = 1
+            logs = functions.train_batch(batch, layout)
+        else:
+            run = functions.train if with_logs else functions.train_silently
+            logs = run(iterator, count, layout)
+        self.steps_done += count
+        self.report(count, time.perf_counter() - start, feed)
+        return count, logs
+
+    def test_calls(
+        self,
+        feed: "tfdist_data.Feed",
+        *,
+        steps: "int | None",
+        steps_per_call: int = 1,
+        before: "Callable[[int], None]",
+    ) -> Iterator[tuple[int, "dict | None"]]:
+        """Evaluates call by call; see `train_calls`. The metrics are read by `functions(...).logs()` at the end."""
+        functions = self.functions(feed.element_spec)
+        layout = layout_of(feed)
+        iterator, own_steps = feed.begin_epoch(self.strategy, 0)
+        steps = steps or own_steps
+        step = 0
+        while steps is None or step < steps:
+            if steps is None or feed.may_end:
+                batch = self.next_batch(iterator)
+                if batch is None:
+                    break
+                before(step)
+                count = 1
+                logs = functions.test_batch(batch, layout)
+            else:
+                count = min(steps_per_call, steps - step)
+                before(step)
+                logs = functions.test(iterator, count, layout)
+            yield step + count - 1, logs
+            step += count
+        feed.end_epoch(step)
+
+    def report(self, num_steps: int, seconds: float, feed: "tfdist_data.Feed") -> None:
+        """Tells the listener of a call."""
+        if self.listener is not None:
+            examples = feed.batch_size * num_steps if feed.batch_size else None
+            self.listener(StepReport(self.steps_done, num_steps, seconds, examples))
+
+    def next_batch(self, iterator: Any) -> Any:
+        """Returns the next per-replica batch, or None at the end of the data."""
+        batch = next(iterator)
+        total = self.strategy.experimental_local_results(batch[2])[0]
+        return None if int(total) == 0 else batch
+
+    def split_batch(self, data: Any) -> tuple[Any, Any]:
+        """Cuts one global batch that every worker holds.
+
+        Args:
+            data: `(x,)`, `(x, y)` or `(x, y, sample_weight)`.
+
+        Returns:
+            The per-replica `(data, count, total)`, and the specs of `data`.
+        """
+        data = keras.tree.map_structure(_as_tensor, data)
+        layout = tfdist_data.Layout.of(self.strategy)
+        rows = int(tfdist_data.num_rows(data))
+        if rows == 0:
+            raise UsageError("the batch has no rows")
+
+        def value(context: Any) -> Any:
+            start, size = (int(v) for v in layout.rows(rows, int(context.replica_id_in_sync_group)))
+            part = tfdist_data.slice_rows(data, start, size) if size else tfdist_data.slice_rows(data, 0, 1)
+            return part, tf.constant(size, tf.int32), tf.constant(rows, tf.int32)
+
+        spec = tf.nest.map_structure(_batch_spec, data)
+        if self.strategy.num_replicas_in_sync == 1:
+            return value(tf.distribute.experimental.ValueContext(0, 1)), spec
+        return self.strategy.experimental_distribute_values_from_function(value), spec
+
+
+def layout_of(feed: "tfdist_data.Feed | None") -> BatchLayout:
+    """Returns what the step may rely on about the batches of `feed` (None: nothing)."""
+    if feed is None:
+        return BatchLayout()
+    return BatchLayout(full_batches=feed.full_batches, presharded=feed.presharded)
+
+
+def as_python(logs: dict[str, Any]) -> dict[str, Any]:
+    """Returns `logs` with Python numbers; a metric with several results gives several logs."""
+    result: dict[str, Any] = {}
+    for key in sorted(logs):
+        value = logs[key]
+        if isinstance(value, dict):
+            result.update(as_python(value))
+            continue
+        try:
+            result[key] = float(value)
+        except (TypeError, ValueError):
+            result[key] = value
+    return result
+
+
+def _as_tensor(value: Any) -> Any:
+    if value is None or isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+        return value
+    if hasattr(value, "to_numpy"):
+        value = value.to_numpy()
+    if isinstance(value, np.ndarray) and value.dtype == np.float64:
+        value = value.astype(keras.config.floatx())
+    return tf.convert_to_tensor(value)
+
+
+def _batch_spec(value: Any) -> tf.TypeSpec:
+    if not isinstance(value, tf.Tensor):
+        return tf.type_spec_from_value(value)
+    return tf.TensorSpec([None, *value.shape[1:]] if value.shape.rank else [], value.dtype)

@@ -1,0 +1,91 @@
+"""From one replica's gradients to updated weights: aggregation, clipping, the optimizer."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.hooks import Hook
+
+
+def apply_gradients(
+    optimizer: keras.Optimizer,
+    gradients: Sequence[Any],
+    variables: Sequence[keras.Variable],
+    *,
+    hook: Hook,
+    clip_global_norm: "float | None" = None,
+    apply: "Callable | None" = None,
+) -> None:
+    """Sums gradients over the replicas and lets the optimizer update every replica's variables.
+
+    Call it in replica context, with the optimizer's methods replaced by `seams.local_update_methods`. Clipping,
+    the finiteness check of loss scaling, accumulation, EMA and weight decay all see the aggregated gradients,
+    so every replica decides and computes the same.
+
+    Args:
+        optimizer: a Keras optimizer.
+        gradients: this replica's contributions; None where a variable has no gradient.
+        variables: the variables of `gradients`.
+        hook: aggregates them.
+        clip_global_norm: largest norm of all aggregated gradients together.
+        apply: the optimizer's own `apply`, where the instance's is replaced.
+    """
+    present = [g for g in gradients if g is not None]
+    aggregated = iter(hook.aggregate(present))
+    gradients = [None if g is None else next(aggregated) for g in gradients]
+    apply = apply or optimizer.apply
+
+    def update(strategy: tf.distribute.Strategy, gradients: list) -> None:
+        if not optimizer.built:
+            with tf.init_scope():
+                optimizer.build(list(variables))
+
+        def on_one_replica(_: Any, *local_gradients: Any) -> None:
+            if clip_global_norm is not None:
+                # Under loss scaling the gradients are still scaled here, so the bound is scaled as well.
+                bound = optimizer.scale_loss(tf.constant(clip_global_norm, tf.float32))
+                local_gradients = clip_by_global_norm(local_gradients, bound)
+            apply(list(local_gradients), list(variables))
+
+        strategy.extended.update(variables[0].value, on_one_replica, args=tuple(gradients), group=False)
+
+    tf.distribute.get_replica_context().merge_call(update, args=(gradients,))
+
+
+def clip_by_global_norm(gradients: Sequence[Any], bound: tf.Tensor) -> list[Any]:
+    """Scales `gradients` down so that their common norm is at most `bound`.
+
+    A norm that is not finite gives gradients that are not finite, which loss scaling then skips.
+    Reference: Pascanu et al., On the difficulty of training recurrent neural networks, 2013.
+    """
+    dense = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
+    squares = [tf.reduce_sum(tf.square(tf.cast(g, tf.float32))) for g in dense]
+    norm = tf.sqrt(tf.add_n(squares))
+    factor = bound * tf.minimum(1.0 / norm, 1.0 / bound) + (norm - norm)
+    return [scaled(g, factor) for g in gradients]
+
+
+def scaled(gradient: Any, factor: Any) -> Any:
+    """Returns `gradient` times `factor`; sparse stays sparse, None stays None."""
+    if gradient is None:
+        return None
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            gradient.values * tf.cast(factor, gradient.values.dtype), gradient.indices, gradient.dense_shape
+        )
+    return gradient * tf.cast(factor, gradient.dtype)
+
+
+def added(first: Any, second: Any) -> Any:
+    """Returns the sum of two gradients; two sparse ones are joined, None counts as zero."""
+    if first is None or second is None:
+        return second if first is None else first
+    if isinstance(first, tf.IndexedSlices) and isinstance(second, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            tf.concat([first.values, second.values], 0),
+            tf.concat([first.indices, second.indices], 0),
+            first.dense_shape,
+        )
+    return tf.convert_to_tensor(first) + tf.convert_to_tensor(second)

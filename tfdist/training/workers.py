@@ -1,0 +1,78 @@
+"""Small agreements between the workers of a job, on the host, at rare moments."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import UsageError
+from tfdist.strategy import num_workers
+
+
+def gathered(strategy: tf.distribute.Strategy, value: int) -> list[int]:
+    """Returns `value` of every worker, in worker order. Every worker must call it."""
+    if num_workers(strategy) == 1:
+        return [value]
+    local = strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant([value], tf.int64)
+    )
+    values = strategy.gather(local, axis=0).numpy()
+    replicas_per_worker = len(values) // num_workers(strategy)
+    return [int(v) for v in values[::replicas_per_worker]]
+
+
+def any_of(strategy: tf.distribute.Strategy, flag: bool) -> bool:
+    """Whether `flag` is set on any worker. Every worker must call it."""
+    return any(gathered(strategy, int(flag)))
+
+
+def require_equal(strategy: tf.distribute.Strategy, value: int, what: str, fix: str) -> None:
+    """Checks that all workers hold the same `value`.
+
+    Raises:
+        UsageError: on every worker, saying who holds which value.
+    """
+    values = gathered(strategy, value)
+    if len(set(values)) > 1:
+        held = ", ".join(f"worker {i}: {v}" for i, v in enumerate(values))
+        raise UsageError(f"{what} differs between the workers ({held}); {fix}")
+
+
+def broadcast_from_chief(strategy: tf.distribute.Strategy, variables: Sequence) -> None:
+    """Sets `variables` to the values they have on worker 0. Every worker must call it."""
+    if num_workers(strategy) == 1 or not variables:
+        return
+    values = [v.value if hasattr(v, "value") and not callable(v.value) else v for v in variables]
+
+    @tf.function(autograph=False)
+    def run() -> None:
+        def on_replica() -> None:
+            context = tf.distribute.get_replica_context()
+            is_first = tf.equal(context.replica_id_in_sync_group, 0)
+            for variable in values:
+                value = tf.convert_to_tensor(variable)
+                number = tf.cast(value, tf.int64) if not value.dtype.is_floating else value
+                total = context.all_reduce(
+                    tf.distribute.ReduceOp.SUM, tf.where(is_first, number, tf.zeros_like(number))
+                )
+
+                def assign(_: tf.distribute.Strategy, total: tf.Tensor, variable=variable) -> None:
+                    strategy.extended.update(
+                        variable, lambda v, t: v.assign(tf.cast(t, v.dtype)), args=(total,), group=False
+                    )
+
+                context.merge_call(assign, args=(total,))
+
+        strategy.run(on_replica)
+
+    run()
+
+
+def broadcast_int(strategy: tf.distribute.Strategy, value: int) -> int:
+    """Returns worker 0's `value` on every worker."""
+    return gathered(strategy, value)[0]
+
+
+def fingerprint_key(value: int) -> int:
+    """Folds any integer into the range of int64."""
+    return int(np.int64(np.uint64(value % 2**64)))
