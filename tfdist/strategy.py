@@ -62,7 +62,9 @@ def make_strategy(
     _require_devices(wanted, name)
     if name == "one_device":
         if len(wanted) != 1:
-            raise UsageError(f"strategy='one_device' takes one device, not {wanted}; use strategy='mirrored' for several")
+            raise UsageError(
+                f"strategy='one_device' takes one device, not {wanted}; use strategy='mirrored' for several"
+            )
         return tf.distribute.OneDeviceStrategy(wanted[0])
     return tf.distribute.MirroredStrategy(wanted, cross_device_ops=_cross_device_ops(wanted))
 

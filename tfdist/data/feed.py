@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdist.data.layout import Layout
 from tfdist.data.rows import num_rows, slice_rows, zero_rows
 from tfdist.data.source import BatchSource, ExampleSource
-from tfdist.errors import UsageError, PeerError
+from tfdist.errors import PeerError, UsageError
 from tfdist.strategy import global_seed
 
 PRESHARDED_TOTAL = -1

@@ -31,7 +31,5 @@ class AllReduce(Hook):
         context = tf.distribute.get_replica_context()
         if context.num_replicas_in_sync == 1 or not gradients:
             return gradients
-        options = tf.distribute.experimental.CommunicationOptions(
-            bytes_per_pack=int(self.bucket_mb * MEBIBYTE)
-        )
+        options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=int(self.bucket_mb * MEBIBYTE))
         return list(context.all_reduce(tf.distribute.ReduceOp.SUM, gradients, options))

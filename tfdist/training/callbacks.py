@@ -27,7 +27,14 @@ SAME_ON_ALL = (
 
 
 def callback_list(
-    callbacks: Any, model: keras.Model, *, chief: bool, history: bool, verbose: int, epochs: int, steps: "int | None"
+    callbacks: Any,
+    model: keras.Model,
+    *,
+    chief: bool,
+    history: bool,
+    verbose: int,
+    epochs: int,
+    steps: "int | None",
 ) -> keras.callbacks.CallbackList:
     """Returns the callbacks that this worker runs.
 

@@ -230,7 +230,9 @@ def _digests(folder: Path) -> dict[str, str]:
 
 def _digest(file: Path) -> str:
     with open(file, "rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _chunked(stream)
+        return (
+            hashlib.file_digest(stream, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _chunked(stream)
+        )
 
 
 def _chunked(stream: Any) -> str:

@@ -4,7 +4,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.training.step import BatchLayout, Step
+from tfdist.training.options import BatchLayout
+from tfdist.training.step import Step
 
 
 class StepFunctions:
@@ -85,8 +86,6 @@ class StepFunctions:
         if key not in self._cache:
             function = build()
             self._cache[key] = (
-                function
-                if self.run_eagerly
-                else tf.function(function, reduce_retracing=True, autograph=False)
+                function if self.run_eagerly else tf.function(function, reduce_retracing=True, autograph=False)
             )
         return self._cache[key]

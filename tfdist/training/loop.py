@@ -10,9 +10,9 @@ from tfdist import data as tfdist_data
 from tfdist import hooks
 from tfdist.errors import UsageError
 from tfdist.training.checkpoint import Checkpoints
+from tfdist.training.options import StepOptions
 from tfdist.training.report import StepListener
-from tfdist.training.runner import Runner, as_python, layout_of
-from tfdist.training.step import StepOptions
+from tfdist.training.runner import Runner, as_python
 from tfdist.training.workers import any_of
 
 _NEVER = 2**62
@@ -142,67 +142,68 @@ class TrainLoop:
             callbacks: called after each call of the compiled loop.
 
         Returns:
-            Loss and metrics over the steps of this run (with callbacks: since the last call), and those of the
-            last evaluation with the prefix `val_`.
+            Loss and metrics over the steps since the last evaluation, or with callbacks since the last call, else of
+            the whole run; and those of the last evaluation with the prefix `val_`.
         """
-        for name, value in (("steps", steps), ("validate_every", validate_every), ("checkpoint_every", checkpoint_every)):
+        for name, value in (
+            ("steps", steps),
+            ("validate_every", validate_every),
+            ("checkpoint_every", checkpoint_every),
+        ):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise UsageError(f"{name}={value!r}: an integer of at least 1 is needed")
         feed = self._feed(dataset)
         functions = self._runner.functions(feed.element_spec)
-        layout = layout_of(feed)
         self.position = dataclasses.replace(self.position, seed=feed.seed)
         last = self.step + steps
         logs: dict[str, float] = {}
         validation_logs: dict[str, float] = {}
-        self.model.reset_metrics()
         stop = False
+        self.model.reset_metrics()
         while self.step < last and not stop:
-            iterator = feed.iterator(self.strategy, self.position.epoch, self.position.step)
-            epoch_end = feed.steps_per_epoch
-            epoch_begin = self.step
-            while self.step < last and not stop and (epoch_end is None or self.position.step < epoch_end):
-                count = min(
+            iterator, left = feed.begin_epoch(self.strategy, self.position.epoch, self.position.step)
+            epoch_is_over = left == 0
+            while self.step < last and not stop and not epoch_is_over:
+                most = min(
                     self.steps_per_loop,
                     last - self.step,
-                    _NEVER if epoch_end is None else epoch_end - self.position.step,
+                    left if left is not None else 1,
                     _until_next(self.step, validate_every),
                     _until_next(self.step, checkpoint_every),
                 )
-                count, step_logs = self._runner.train_call(
-                    feed, functions, layout, iterator, count, with_logs=bool(callbacks)
-                )
-                if count == 0:
+                done, call_logs = self._runner.train_call(feed, iterator, most, with_logs=bool(callbacks))
+                if not done:
+                    if self.position.step == 0:
+                        raise UsageError("TrainLoop.run: the data gave no batch; check the dataset")
+                    epoch_is_over = True
                     break
-                self.step += count
-                self.position = self.position.advance(count)
-                ended = epoch_end is not None and self.position.step >= epoch_end
-                validation_now: dict[str, float] = {}
+                self.step += done
+                self.position = self.position.advance(done)
+                left = None if left is None else left - done
+                epoch_is_over = left == 0
+                if call_logs is not None:
+                    logs = as_python(call_logs)
                 if callbacks:
-                    logs = as_python(step_logs)
                     self.model.reset_metrics()
-                elif step_logs is not None:
-                    logs = as_python(step_logs)
+                validation_now: dict[str, float] = {}
                 if validation is not None and _is_due(self.step, validate_every, last):
-                    if not callbacks and step_logs is None:
+                    if call_logs is None:
                         logs = as_python(functions.logs())
                     validation_now = validation_logs = self.evaluate(validation)
                     self.model.reset_metrics()
                 if checkpoints is not None and _is_due(self.step, checkpoint_every, last):
-                    checkpoints.save(self.step, self._next_position(ended))
+                    checkpoints.save(self.step, self.position.next_epoch() if epoch_is_over else self.position)
                 if callbacks:
                     state = LoopState(self.step, self.position.epoch, logs, validation_now)
-                    wanted = [bool(callback(state)) for callback in callbacks]
-                    stop = any_of(self.strategy, any(wanted))
-            if self.step == epoch_begin and self.position.step == 0:
-                raise UsageError("TrainLoop.run: the data gave no batch; check the dataset")
-            if epoch_end is None or self.position.step >= epoch_end:
-                if not stop and self.step < last or (epoch_end is not None and self.position.step >= epoch_end):
-                    self.position = self._next_position(ended=True)
-        if not callbacks and not logs:
-            logs = as_python(functions.logs())
+                    wishes = [callback(state) for callback in callbacks]
+                    stop = any_of(self.strategy, any(wish is True for wish in wishes))
+            feed.end_epoch(self.position.step)
+            if epoch_is_over:
+                self.position = self.position.next_epoch()
         if stop and checkpoints is not None:
             checkpoints.save(self.step, self.position)
+        if not logs:
+            logs = as_python(functions.logs())
         return {**logs, **{f"val_{name}": value for name, value in validation_logs.items()}}
 
     def evaluate(self, dataset: Any) -> dict[str, float]:
@@ -213,17 +214,12 @@ class TrainLoop:
         logs = None
         done = 0
         for last_step, logs in self._runner.test_calls(
-            feed, steps=feed.steps_per_epoch, steps_per_call=self.steps_per_loop, before=lambda step: None
+            feed, steps=None, steps_per_call=self.steps_per_loop, before=lambda step: None
         ):
             done = last_step + 1
         if not done:
             raise UsageError("TrainLoop.evaluate: the data gave no batch; check the dataset")
         return as_python(logs if logs is not None else functions.logs())
-
-    def _next_position(self, ended: bool) -> "tfdist_data.Position":
-        if not ended:
-            return self.position
-        return tfdist_data.Position(epoch=self.position.epoch + 1, step=0, seed=self.position.seed)
 
     def _feed(self, dataset: Any) -> "tfdist_data.Feed":
         known = self._feeds.get(id(dataset))

@@ -10,9 +10,7 @@ from tfdist.data import num_rows, slice_rows
 from tfdist.training.frame import Frame
 
 
-def micro_batch(
-    data: Any, frame: Frame, index: int, steps: int, *, after: Sequence[Any] = ()
-) -> tuple[Any, Frame]:
+def micro_batch(data: Any, frame: Frame, index: int, steps: int, *, after: Sequence[Any] = ()) -> tuple[Any, Frame]:
     """Returns micro-batch `index` of `steps` and its frame.
 
     Rows are dealt as evenly as possible, in order. Where there are fewer rows than micro-batches, the empty

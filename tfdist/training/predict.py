@@ -57,9 +57,7 @@ class Predictor:
         callbacks.on_predict_end()
         if not outputs:
             raise UsageError("predict: the data gave no batch; check x or the number of steps")
-        return keras.tree.map_structure_up_to(
-            outputs[0], lambda *parts: seams.joined_outputs(list(parts)), *outputs
-        )
+        return keras.tree.map_structure_up_to(outputs[0], lambda *parts: seams.joined_outputs(list(parts)), *outputs)
 
     def predict_batch(self, x: Any) -> Any:
         """Returns the outputs of one batch, computed on the first local replica."""
@@ -95,8 +93,6 @@ class Predictor:
         if distributed not in self._functions:
             function = on_replicas if distributed else model.predict_step
             self._functions[distributed] = (
-                function
-                if model.run_eagerly
-                else tf.function(function, reduce_retracing=True, autograph=False)
+                function if model.run_eagerly else tf.function(function, reduce_retracing=True, autograph=False)
             )
         return self._functions[distributed]

@@ -11,10 +11,10 @@ from tfdist import hooks
 from tfdist.errors import UsageError
 from tfdist.training import seams
 from tfdist.training.callbacks import callback_list, may_stop_alone, restores
+from tfdist.training.options import StepOptions
 from tfdist.training.predict import Predictor
 from tfdist.training.report import StepListener
 from tfdist.training.runner import Runner, as_python, layout_of
-from tfdist.training.step import StepOptions
 from tfdist.training.workers import any_of, broadcast_from_chief, broadcast_int, gathered, require_equal
 
 METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
@@ -112,9 +112,7 @@ class KerasMethods:
         model, runner = self.model, self.runner
         seams.assert_compiled(model, "fit")
         if validation_split and validation_data is None:
-            (x, y, sample_weight), validation_data = tfdist_data.split_validation(
-                x, y, sample_weight, validation_split
-            )
+            (x, y, sample_weight), validation_data = tfdist_data.split_validation(x, y, sample_weight, validation_split)
         feed = runner.feed(
             tfdist_data.from_keras(
                 x,
@@ -143,7 +141,12 @@ class KerasMethods:
         agreed = self._agreed_steps(feed)
         user_callbacks = callbacks
         callbacks = callback_list(
-            callbacks, model, chief=runner.chief, history=True, verbose=_verbosity(verbose), epochs=epochs,
+            callbacks,
+            model,
+            chief=runner.chief,
+            history=True,
+            verbose=_verbosity(verbose),
+            epochs=epochs,
             steps=agreed or feed.steps_per_epoch,
         )
         model.stop_training = False
@@ -284,7 +287,9 @@ class KerasMethods:
         model.reset_metrics()
         logs = None
         calls = runner.test_calls(
-            feed, steps=self._agreed_steps(feed), steps_per_call=model.steps_per_execution,
+            feed,
+            steps=self._agreed_steps(feed),
+            steps_per_call=model.steps_per_execution,
             before=callbacks.on_test_batch_begin,
         )
         done = 0

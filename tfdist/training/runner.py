@@ -14,8 +14,9 @@ from tfdist.strategy import is_chief, num_workers
 from tfdist.training import seams
 from tfdist.training.build import build_model
 from tfdist.training.functions import StepFunctions
+from tfdist.training.options import BatchLayout, StepOptions
 from tfdist.training.report import StepListener, StepReport
-from tfdist.training.step import BatchLayout, Step, StepOptions
+from tfdist.training.step import Step
 
 
 class Runner:
@@ -68,7 +69,6 @@ class Runner:
         feed: "tfdist_data.Feed",
         iterator: Any,
         *,
-        first_step: int = 0,
         steps: "int | None",
         steps_per_call: int = 1,
         before: "Callable[[int], None]",
@@ -78,7 +78,6 @@ class Runner:
         Args:
             feed: where the batches come from.
             iterator: an iterator of `feed`.
-            first_step: the step of the epoch to start from.
             steps: steps of the epoch, or None to go on until the data ends.
             steps_per_call: steps in one call of the compiled loop.
             before: is called with the first step of each call before it.
@@ -86,47 +85,56 @@ class Runner:
         Yields:
             The last step of each call, and its logs.
         """
-        functions = self.functions(feed.element_spec)
-        layout = layout_of(feed)
-        step = first_step
+        step = 0
         while steps is None or step < steps:
-            by_batch = steps is None or feed.may_end
-            if by_batch:
-                batch = self.next_batch(iterator)
-                if batch is None:
-                    return
-                count = 1
-            else:
-                count = min(steps_per_call, steps - step)
-            before(step)
-            start = time.perf_counter()
-            if by_batch:
-                logs = functions.train_batch(batch, layout)
-            else:
-                logs = functions.train(iterator, count, layout)
-            self.steps_done += count
-            self.report(count, time.perf_counter() - start, feed)
-            yield step + count - 1, logs
-            step += count
+            most = steps_per_call if steps is None else min(steps_per_call, steps - step)
+            done, logs = self.train_call(feed, iterator, most, with_logs=True, before=lambda first=step: before(first))
+            if not done:
+                return
+            step += done
+            yield step - 1, logs
 
     def train_call(
-        self, feed: "tfdist_data.Feed", functions: StepFunctions, layout: BatchLayout, iterator: Any, count: int,
-        *, with_logs: bool,
+        self,
+        feed: "tfdist_data.Feed",
+        iterator: Any,
+        most: int,
+        *,
+        with_logs: bool,
+        before: "Callable[[], None] | None" = None,
     ) -> tuple[int, "dict | None"]:
-        """One call of the compiled loop; returns the steps done (0 at the end of the data) and the logs, if any."""
-        start = time.perf_counter()
-        if feed.steps_per_epoch is None:
-            batch = self.next_batch(iterator)
+        """One call of the compiled loop, which `functions` has made.
+
+        Args:
+            feed: where the batches come from.
+            iterator: an iterator of `feed`.
+            most: steps to train; fewer where the data ends.
+            with_logs: whether logs are wanted.
+            before: is called when it is known that there is a batch.
+
+        Returns:
+            The steps done, 0 at the end of the data, and the logs, if any.
+        """
+        functions = self._functions
+        layout = layout_of(feed)
+        batch = None
+        if feed.may_end:
+            # Only the batch itself tells whether the data has ended, so batches are fetched one by one.
+            batch, most = self.next_batch(iterator), 1
             if batch is None:
                 return 0, None
-            count = 1
+        if before is not None:
+            before()
+        start = time.perf_counter()
+        if batch is not None:
             logs = functions.train_batch(batch, layout)
+        elif with_logs:
+            logs = functions.train(iterator, most, layout)
         else:
-            run = functions.train if with_logs else functions.train_silently
-            logs = run(iterator, count, layout)
-        self.steps_done += count
-        self.report(count, time.perf_counter() - start, feed)
-        return count, logs
+            logs = functions.train_silently(iterator, most, layout)
+        self.steps_done += most
+        self.report(most, time.perf_counter() - start, feed)
+        return most, logs
 
     def test_calls(
         self,
@@ -143,7 +151,7 @@ class Runner:
         steps = steps or own_steps
         step = 0
         while steps is None or step < steps:
-            if steps is None or feed.may_end:
+            if feed.may_end:
                 batch = self.next_batch(iterator)
                 if batch is None:
                     break

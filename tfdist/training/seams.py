@@ -136,9 +136,7 @@ def seed_generators(model: keras.Model) -> list[keras.random.SeedGenerator]:
 def synchronized_batch_norms(model: keras.Model) -> list[keras.layers.BatchNormalization]:
     """Returns the layers whose batch statistics are those of the global batch."""
     return [
-        layer
-        for layer in layers(model)
-        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized
+        layer for layer in layers(model) if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized
     ]
 
 
@@ -220,7 +218,13 @@ def assert_compiled(model: keras.Model, method: str) -> None:
 
 def compiled_as(model: keras.Model) -> tuple:
     """Returns a key that changes when the model is compiled anew or its trainable weights change."""
-    parts = (model.optimizer, model._compile_loss, model._compile_metrics, model.run_eagerly, model.jit_compile)
+    parts = (
+        model.optimizer,
+        model._compile_loss,
+        model._compile_metrics,
+        model.run_eagerly,
+        model.jit_compile,
+    )
     return (*map(id, parts[:3]), *parts[3:], tuple(id(v) for v in model.trainable_variables))
 
 

@@ -13,9 +13,7 @@ def gathered(strategy: tf.distribute.Strategy, value: int) -> list[int]:
     """Returns `value` of every worker, in worker order. Every worker must call it."""
     if num_workers(strategy) == 1:
         return [value]
-    local = strategy.experimental_distribute_values_from_function(
-        lambda context: tf.constant([value], tf.int64)
-    )
+    local = strategy.experimental_distribute_values_from_function(lambda context: tf.constant([value], tf.int64))
     values = strategy.gather(local, axis=0).numpy()
     replicas_per_worker = len(values) // num_workers(strategy)
     return [int(v) for v in values[::replicas_per_worker]]
