@@ -74,7 +74,7 @@ def from_keras(
         return _from_generator(x, y, sample_weight, class_weight, steps)
     if not keras_adapters.are_arrays((x, y, sample_weight)):
         raise UsageError(
-            f"{name} of type {type(x).__name__}: give arrays, a tf.data.Dataset, a keras.utils.PyDataset, or a generator"
+            f"{name} of type {type(x).__name__}: give arrays, a tf.data.Dataset, a keras.utils.PyDataset or a generator"
         )
     return _from_arrays(x, y, sample_weight, class_weight, batch_size, shuffle, steps)
 
@@ -131,7 +131,7 @@ def _from_arrays(
 
 
 class _LimitedArrays:
-    """Arrays with a given number of steps in an epoch: the epoch ends early and the next one begins anew, as in Keras."""
+    """Arrays with a given number of steps in an epoch: the next epoch goes on where one stopped, as in Keras."""
 
     def __init__(self, source: ArraySource, steps: int):
         self._source = source
@@ -163,7 +163,7 @@ def _from_dataset(
     spec = dataset.element_spec
     if any(leaf.shape.rank == 0 for leaf in tf.nest.flatten(spec)):
         raise UsageError(
-            f"the dataset's elements are single examples or scalars, not batches ({spec}); add .batch(GLOBAL_BATCH_SIZE)"
+            f"the dataset's elements are single examples or scalars, not batches ({spec}); add .batch(BATCH_SIZE)"
         )
     policy = dataset.options().experimental_distribute.auto_shard_policy
     dataset, _ = keras_adapters.batch_dataset(dataset, y, sample_weight, class_weight)

@@ -71,7 +71,9 @@ class Feed:
         """Returns the endless dataset of elements for the local replicas, in order, batch by batch."""
         raise NotImplementedError
 
-    def begin_epoch(self, strategy: tf.distribute.Strategy, epoch: int, start_step: int = 0) -> tuple[Any, "int | None"]:
+    def begin_epoch(
+        self, strategy: tf.distribute.Strategy, epoch: int, start_step: int = 0
+    ) -> tuple[Any, "int | None"]:
         """Returns an iterator of per-replica elements and the number of steps that the epoch still has."""
         steps = None if self.steps_per_epoch is None else self.steps_per_epoch - start_step
         return self.iterator(strategy, epoch, start_step), steps
@@ -84,7 +86,7 @@ class Feed:
         return _distributed(self.dataset(epoch, start_step), strategy)
 
     def fingerprint(self) -> "int | None":
-        """Returns a hash of the first global batch read, for comparison between workers; None where there is no need."""
+        """Returns a hash of the first global batch read, for comparison between workers; None where none is needed."""
         return None
 
 
@@ -119,7 +121,8 @@ class ExampleFeed(Feed):
     def dataset(self, epoch: int, start_step: int = 0) -> tf.data.Dataset:
         """Returns the endless dataset of elements of the local replicas."""
         picks, counts, totals = self._picks(epoch, start_step)
-        end = tf.data.Dataset.from_tensors((picks[0] if len(picks) else np.zeros(1, np.int64), np.int32(0), np.int32(0)))
+        any_pick = picks[0] if len(picks) else np.zeros(1, np.int64)
+        end = tf.data.Dataset.from_tensors((any_pick, np.int32(0), np.int32(0)))
         index = tf.data.Dataset.from_tensor_slices((picks, counts, totals)) if len(picks) else end.take(0)
         rows = self._rows
 
@@ -210,9 +213,12 @@ class BatchFeed(Feed):
                     lambda replica: self._element(data, alive, replica)
                 )
             )
-        return elements.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)).prefetch(2 * local)
+        endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+        return elements.apply(endless).prefetch(2 * local)
 
-    def begin_epoch(self, strategy: tf.distribute.Strategy, epoch: int, start_step: int = 0) -> tuple[Any, "int | None"]:
+    def begin_epoch(
+        self, strategy: tf.distribute.Strategy, epoch: int, start_step: int = 0
+    ) -> tuple[Any, "int | None"]:
         """Returns an iterator and the steps of the epoch; with a number of steps given, the stream goes on."""
         self.source.on_epoch_begin()
         if self.source.steps is None:
@@ -284,9 +290,11 @@ class _FirstBatch:
         """Returns `batches` as they are."""
 
         def look(index: tf.Tensor, data: Any) -> Any:
-            flat = [t for leaf in tf.nest.flatten(data, expand_composites=True) for t in [leaf]]
+            flat = tf.nest.flatten(data, expand_composites=True)
             seen = tf.cond(
-                tf.equal(index, 0), lambda: tf.numpy_function(self._take, flat, tf.int64), lambda: tf.constant(0, tf.int64)
+                tf.equal(index, 0),
+                lambda: tf.numpy_function(self._take, flat, tf.int64),
+                lambda: tf.constant(0, tf.int64),
             )
             with tf.control_dependencies([seen]):
                 return tf.nest.map_structure(tf.identity, data, expand_composites=True)

@@ -92,7 +92,7 @@ class ArraySource(ExampleSource):
         self.num_classes = num_classes
         sizes = [_length(leaf) for leaf in keras.tree.flatten(self.arrays)]
         if len(set(sizes)) > 1:
-            raise UsageError(f"the arrays have different numbers of examples: {sizes}; each example needs one row in all")
+            raise UsageError(f"the arrays have different numbers of rows: {sizes}; each example needs one row in all")
         if not sizes or sizes[0] == 0:
             raise UsageError("the arrays hold no examples")
         self._num_examples = sizes[0]

@@ -18,7 +18,7 @@ class Hook(abc.ABC):
 
     name: str = "hook"
 
-    def build(self, variables: Sequence[tf.Variable]) -> None:
+    def build(self, variables: Sequence[tf.Variable]) -> None:  # noqa: B027, most hooks have no state
         """Creates the hook's state. Called once, under the strategy's scope, before the first step.
 
         Args:

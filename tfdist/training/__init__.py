@@ -1,0 +1,1 @@
+"""The replica step, the Keras integration (`prepare`), the custom loop (`TrainLoop`) and checkpoints."""

@@ -211,15 +211,13 @@ class TrainLoop:
         feed = self._feed(dataset)
         functions = self._runner.functions(feed.element_spec)
         self.model.reset_metrics()
-        logs = None
-        done = 0
-        for last_step, logs in self._runner.test_calls(
-            feed, steps=None, steps_per_call=self.steps_per_loop, before=lambda step: None
-        ):
-            done = last_step + 1
-        if not done:
+        calls = list(
+            self._runner.test_calls(feed, steps=None, steps_per_call=self.steps_per_loop, before=lambda step: None)
+        )
+        if not calls:
             raise UsageError("TrainLoop.evaluate: the data gave no batch; check the dataset")
-        return as_python(logs if logs is not None else functions.logs())
+        own_logs = calls[-1][1]
+        return as_python(functions.logs() if own_logs is None else own_logs)
 
     def _feed(self, dataset: Any) -> "tfdist_data.Feed":
         known = self._feeds.get(id(dataset))
