@@ -15,7 +15,17 @@ _PUBLIC = {
 }
 _MODULES = ("data", "hooks", "training")
 
-__all__ = [*sorted(_PUBLIC), *_MODULES]
+__all__ = [
+    "Cluster",
+    "PeerError",
+    "TrainLoop",
+    "UsageError",
+    "data",
+    "hooks",
+    "make_strategy",
+    "prepare",
+    "training",
+]
 
 if TYPE_CHECKING:
     from tfdist import data, hooks, training

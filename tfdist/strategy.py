@@ -93,6 +93,11 @@ def num_workers(strategy: tf.distribute.Strategy) -> int:
     return max(1, len(resolver.cluster_spec().as_dict().get("worker", [])))
 
 
+def num_local_replicas(strategy: tf.distribute.Strategy) -> int:
+    """Returns the number of replicas in this process; workers have equally many."""
+    return strategy.num_replicas_in_sync // num_workers(strategy)
+
+
 def _choose(cluster: Cluster, num_devices: "int | None", num_gpus: int) -> str:
     if cluster.num_workers > 1:
         name, why = "multi_worker", f"{cluster.source} describes {cluster.num_workers} workers"

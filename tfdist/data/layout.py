@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import UsageError
-from tfdist.strategy import worker_index
+from tfdist.strategy import num_local_replicas, worker_index
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Layout:
     @classmethod
     def of(cls, strategy: tf.distribute.Strategy) -> "Layout":
         """Returns the layout of `strategy` in this process."""
-        local = len(strategy.extended.worker_devices)
+        local = num_local_replicas(strategy)
         return cls(strategy.num_replicas_in_sync, worker_index(strategy) * local, local)
 
     @property

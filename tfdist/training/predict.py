@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist import data as tfdist_data
 from tfdist.errors import UsageError
+from tfdist.strategy import num_local_replicas
 from tfdist.training import seams
 from tfdist.training.runner import Runner
 
@@ -35,7 +36,7 @@ class Predictor:
         """
         runner = self._runner
         source = tfdist_data.from_keras(x, batch_size=batch_size, shuffle=False, steps=steps)
-        local = len(runner.strategy.extended.worker_devices)
+        local = num_local_replicas(runner.strategy)
         feed = tfdist_data.make_feed(source, tfdist_data.Layout(local, 0, local))
         iterator, steps = feed.begin_epoch(runner.strategy, 0)
         runner.model.stop_predicting = False
@@ -86,7 +87,7 @@ class Predictor:
 
         def on_replicas(data: Any) -> list:
             per_replica = strategy.run(model.predict_step, args=(data,))
-            local = len(strategy.extended.worker_devices)
+            local = num_local_replicas(strategy)
             flat = [strategy.experimental_local_results(v) for v in tf.nest.flatten(per_replica)]
             return [tf.nest.pack_sequence_as(per_replica, [v[i] for v in flat]) for i in range(local)]
 
