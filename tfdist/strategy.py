@@ -3,6 +3,7 @@
 import difflib
 import logging
 import os
+import weakref
 from collections.abc import Sequence
 
 # TensorFlow must not be imported before the variables that quiet it are set by the entry points.
@@ -15,6 +16,7 @@ from tfdist.errors import UsageError
 STRATEGIES = ("one_device", "mirrored", "multi_worker", "auto")
 
 _log = logging.getLogger("tfdist")
+_made: "weakref.WeakSet[tf.distribute.Strategy]" = weakref.WeakSet()
 
 
 def make_strategy(
@@ -42,6 +44,23 @@ def make_strategy(
         UsageError: unknown name, more devices than exist, or devices that were initialised before.
         PeerError: a worker did not come up in time or disagrees; the message names it.
     """
+    strategy = _make(name, devices, num_devices, cluster, start_timeout)
+    _made.add(strategy)
+    return strategy
+
+
+def distributed_strategies() -> list[tf.distribute.Strategy]:
+    """Returns the living strategies of this process that `make_strategy` made for more than one replica."""
+    return [strategy for strategy in _made if strategy.num_replicas_in_sync > 1]
+
+
+def _make(
+    name: str,
+    devices: "Sequence[str] | None",
+    num_devices: "int | None",
+    cluster: "Cluster | None",
+    start_timeout: float,
+) -> tf.distribute.Strategy:
     if name not in STRATEGIES:
         close = difflib.get_close_matches(str(name), STRATEGIES, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""

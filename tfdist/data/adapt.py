@@ -206,7 +206,7 @@ def _from_generator(
         if isinstance(error, UsageError):
             raise
         raise UsageError(f"the generator cannot be used: {error}") from error
-    return _stream(dataset, steps=steps)
+    return _stream(dataset, steps=steps, one_shot=True)
 
 
 def _from_py_dataset(

@@ -81,6 +81,9 @@ class Feed:
     def end_epoch(self, steps: int) -> None:
         """Is told after each epoch how many steps it had."""
 
+    def restart(self) -> None:
+        """Makes the next epoch begin at the start of the data, also where a number of steps was given."""
+
     def iterator(self, strategy: tf.distribute.Strategy, epoch: int, start_step: int = 0) -> Any:
         """Returns an iterator for use inside a `tf.function`: `next` gives per-replica elements."""
         return _distributed(self.dataset(epoch, start_step), strategy)
@@ -251,6 +254,11 @@ class BatchFeed(Feed):
         self._seen += steps
         used_up = self.source.num_batches is not None and self._seen >= self.source.num_batches
         if used_up or (self.may_end and steps < self.source.steps):
+            self._continued, self._seen = None, 0
+
+    def restart(self) -> None:
+        """Makes the next epoch begin at the start of the stream; one that can be read once only goes on."""
+        if not self.source.one_shot:
             self._continued, self._seen = None, 0
 
     def _replay(self, epochs: int) -> None:

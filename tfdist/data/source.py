@@ -129,6 +129,7 @@ class BatchSource:
         steps: batches of an epoch. The next epoch then goes on where this one stopped.
         presharded: on each worker the stream holds that worker's part of the global batches.
         fingerprinted: compare the first batch between workers.
+        one_shot: the stream can be read once only.
         on_epoch_begin: called before each epoch.
         on_epoch_end: called after each epoch.
     """
@@ -144,6 +145,7 @@ class BatchSource:
         steps: "int | None" = None,
         presharded: bool = False,
         fingerprinted: bool = False,
+        one_shot: bool = False,
         on_epoch_begin: "Callable[[], None] | None" = None,
         on_epoch_end: "Callable[[], None] | None" = None,
     ):
@@ -157,6 +159,7 @@ class BatchSource:
         self.steps = None if steps is None else int(steps)
         self.presharded = presharded
         self.fingerprinted = fingerprinted
+        self.one_shot = one_shot
         self.on_epoch_begin = on_epoch_begin or (lambda: None)
         self.on_epoch_end = on_epoch_end or (lambda: None)
 

@@ -23,7 +23,10 @@ SAME_ON_ALL = (
     keras.callbacks.ReduceLROnPlateau,
     keras.callbacks.TerminateOnNaN,
 )
-"""Callbacks that decide on the (global, equal) logs alone, so that all workers decide alike."""
+"""Callbacks that decide on the (global, equal) logs alone, so that all workers decide alike.
+
+So do all with an attribute `same_on_all = True`.
+"""
 
 
 def callback_list(
@@ -82,6 +85,7 @@ def may_stop_alone(callbacks: Any) -> bool:
     base = keras.callbacks.Callback
     return any(
         not isinstance(c, SAME_ON_ALL)
+        and not getattr(c, "same_on_all", False)
         and (type(c).on_train_batch_end, type(c).on_batch_end) != (base.on_train_batch_end, base.on_batch_end)
         for c in _flat(callbacks)
     )

@@ -90,12 +90,17 @@ class TrainLoop:
         self._runner = Runner(model, options, step_listener)
         self._feeds: dict[int, tuple[Any, tfdist_data.Feed]] = {}
         self.step = 0
-        self.position = tfdist_data.Position(epoch=0, step=0, seed=0)
+        self._position: tfdist_data.Position | None = None
 
     @property
     def strategy(self) -> Any:
         """The strategy that the model was made under."""
         return self._runner.strategy
+
+    @property
+    def position(self) -> "tfdist_data.Position":
+        """Where in the training data the next step is."""
+        return self._position or tfdist_data.Position()
 
     @property
     def hook(self) -> hooks.Hook:
@@ -115,8 +120,8 @@ class TrainLoop:
         saved = checkpoints.restore(resume)
         if saved is None:
             return False
-        self.step, self.position = saved.step, saved.position
-        self._runner.steps_done = saved.step
+        self.step, self._position = saved.step, saved.position
+        self._runner.resume(saved.step, saved.position)
         return True
 
     def run(
@@ -154,7 +159,9 @@ class TrainLoop:
                 raise UsageError(f"{name}={value!r}: an integer of at least 1 is needed")
         feed = self._feed(dataset)
         functions = self._runner.functions(feed.element_spec)
-        self.position = dataclasses.replace(self.position, seed=feed.seed)
+        if self._position is None:
+            self._position = tfdist_data.Position(seed=feed.seed)
+        feed.seed = self._position.seed
         last = self.step + steps
         logs: dict[str, float] = {}
         validation_logs: dict[str, float] = {}
@@ -178,7 +185,7 @@ class TrainLoop:
                     epoch_is_over = True
                     break
                 self.step += done
-                self.position = self.position.advance(done)
+                self._position = self.position.advance(done)
                 left = None if left is None else left - done
                 epoch_is_over = left == 0
                 if call_logs is not None:
@@ -199,7 +206,7 @@ class TrainLoop:
                     stop = any_of(self.strategy, any(wish is True for wish in wishes))
             feed.end_epoch(self.position.step)
             if epoch_is_over:
-                self.position = self.position.next_epoch()
+                self._position = self.position.next_epoch()
         if stop and checkpoints is not None:
             checkpoints.save(self.step, self.position)
         if not logs:

@@ -1,6 +1,5 @@
 """`prepare`: Keras's own training methods, made right and fast for every strategy, on one model instance."""
 
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -8,7 +7,9 @@ import tensorflow as tf
 
 from tfdist import data as tfdist_data
 from tfdist import hooks
+from tfdist.data import Position
 from tfdist.errors import UsageError
+from tfdist.strategy import distributed_strategies
 from tfdist.training import seams
 from tfdist.training.callbacks import callback_list, may_stop_alone, restores
 from tfdist.training.options import StepOptions
@@ -53,11 +54,16 @@ def prepare(
     """
     if not isinstance(model, keras.Model):
         raise UsageError(f"prepare: {type(model).__name__} is no keras.Model")
-    current = tf.distribute.get_strategy() if tf.distribute.has_strategy() else None
-    if current is not None and current is not model.distribute_strategy:
+    own = model.distribute_strategy
+    if tf.distribute.has_strategy():
+        wanted = [tf.distribute.get_strategy()]
+    else:
+        # A model made without any strategy next to one for several replicas was meant for that one.
+        wanted = distributed_strategies() if type(own) is type(tf.distribute.get_strategy()) else []
+    if wanted and own not in wanted:
         raise UsageError(
-            f"prepare: model {model.name!r} was built outside of the current strategy's scope (or under another "
-            "strategy); build and compile it inside `with strategy.scope():`"
+            f"prepare: model {model.name!r} was built outside of the scope of {type(wanted[0]).__name__} (or under "
+            "another strategy); build and compile it inside `with strategy.scope():`"
         )
     if jit_compile is None:
         jit_compile = bool(model.compiled and model.jit_compile)
@@ -88,6 +94,7 @@ class KerasMethods:
         self.runner = runner
         self.model = runner.model
         self._predictor = Predictor(runner)
+        self._fits = 0
 
     def fit(
         self,
@@ -113,17 +120,17 @@ class KerasMethods:
         seams.assert_compiled(model, "fit")
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = tfdist_data.split_validation(x, y, sample_weight, validation_split)
-        feed = runner.feed(
-            tfdist_data.from_keras(
-                x,
-                y,
-                sample_weight,
-                batch_size=batch_size,
-                shuffle=shuffle,
-                class_weight=class_weight,
-                steps=steps_per_epoch,
-            )
+        source = tfdist_data.from_keras(
+            x,
+            y,
+            sample_weight,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            class_weight=class_weight,
+            steps=steps_per_epoch,
         )
+        feed = runner.feed(source, seed_offset=self._fits)
+        self._fits += 1
         runner.functions(feed.element_spec)
         validation = None
         if validation_data is not None:
@@ -154,16 +161,19 @@ class KerasMethods:
         callbacks.on_train_begin()
         self._follow_restored_chief(user_callbacks)
         epoch_logs: dict[str, Any] = {}
+        start = runner.take_resumed(feed) or Position(seams.initial_epoch(model) or initial_epoch, 0, feed.seed)
         checked = False
-        for epoch in range(seams.initial_epoch(model) or initial_epoch, epochs):
+        for epoch in range(start.epoch, epochs):
+            position = start if epoch == start.epoch else Position(epoch, 0, feed.seed)
             model.reset_metrics()
             callbacks.on_epoch_begin(epoch)
             logs: dict[str, Any] = {}
             done = 0
-            iterator, steps = feed.begin_epoch(runner.strategy, epoch)
+            iterator, steps = feed.begin_epoch(runner.strategy, epoch, position.step)
             calls = runner.train_calls(
                 feed,
                 iterator,
+                position=position,
                 steps=agreed or steps,
                 steps_per_call=model.steps_per_execution,
                 before=callbacks.on_train_batch_begin,
@@ -173,13 +183,13 @@ class KerasMethods:
                     self._require_same_data(feed)
                     checked = True
                 callbacks.on_train_batch_end(last_step, logs)
-                done = last_step + 1
+                done = last_step + 1 - position.step
                 if any_of(runner.strategy, model.stop_training) if stops_alone else model.stop_training:
                     model.stop_training = True
                     break
             feed.end_epoch(done)
             if not done:
-                raise UsageError("fit: the training data gave no batch; check the dataset or steps_per_epoch")
+                raise UsageError(_NO_BATCH.format(what="fit", argument="steps_per_epoch"))
             epoch_logs = as_python(logs)
             if validation is not None and _is_validation_epoch(epoch, validation_freq):
                 values = self._evaluate(validation, callbacks)
@@ -294,12 +304,14 @@ class KerasMethods:
         )
         done = 0
         for last_step, logs in calls:
+            if not done:
+                self._require_same_data(feed)
             done = last_step + 1
             callbacks.on_test_batch_end(last_step, logs)
             if model.stop_evaluating:
                 break
         if not done:
-            raise UsageError("evaluate: the data gave no batch; check the dataset or the number of steps")
+            raise UsageError(_NO_BATCH.format(what="evaluate", argument="steps"))
         results = as_python(functions.logs() if not seams.has_own_test_step(model) else logs)
         callbacks.on_test_end(results)
         return results
@@ -347,6 +359,12 @@ class KerasMethods:
         seams.set_initial_epoch(model, broadcast_int(runner.strategy, seams.initial_epoch(model) or 0))
 
 
+_NO_BATCH = (
+    "{what}: the data gave no batch; check the dataset and {argument} (a generator can be read once only: give a "
+    "tf.data.Dataset or a keras.utils.PyDataset to read it again)"
+)
+
+
 def _verbosity(verbose: Any) -> int:
     return 1 if verbose == "auto" else int(verbose)
 
@@ -355,6 +373,3 @@ def _is_validation_epoch(epoch: int, frequency: Any) -> bool:
     if isinstance(frequency, int):
         return (epoch + 1) % frequency == 0
     return epoch + 1 in frequency
-
-
-BatchCallback = Callable[[int], None]

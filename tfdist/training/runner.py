@@ -36,6 +36,8 @@ class Runner:
         self.chief = is_chief(self.strategy)
         self.num_workers = num_workers(self.strategy)
         self.steps_done = 0
+        self.position: tfdist_data.Position | None = None
+        self.resumed_at: tfdist_data.Position | None = None
         self._functions: StepFunctions | None = None
         self._compiled_as: Any = None
         self._hook_built = False
@@ -60,6 +62,18 @@ class Runner:
             self._compiled_as = seams.compiled_as(model)
         return self._functions
 
+    def resume(self, step: int, position: "tfdist_data.Position") -> None:
+        """Makes the next training go on at `position`, after `step` steps."""
+        self.steps_done = step
+        self.position = self.resumed_at = position
+
+    def take_resumed(self, feed: "tfdist_data.Feed") -> "tfdist_data.Position | None":
+        """Returns where a resumed training goes on, once, and gives `feed` its seed; else None."""
+        position, self.resumed_at = self.resumed_at, None
+        if position is not None:
+            feed.seed = position.seed
+        return position
+
     def feed(self, source: Any, **options: Any) -> "tfdist_data.Feed":
         """Returns `source` cut into the batches of this process's replicas."""
         return tfdist_data.make_feed(source, self.strategy, **options)
@@ -69,6 +83,7 @@ class Runner:
         feed: "tfdist_data.Feed",
         iterator: Any,
         *,
+        position: "tfdist_data.Position",
         steps: "int | None",
         steps_per_call: int = 1,
         before: "Callable[[int], None]",
@@ -78,21 +93,27 @@ class Runner:
         Args:
             feed: where the batches come from.
             iterator: an iterator of `feed`.
-            steps: steps of the epoch, or None to go on until the data ends.
+            position: where in the data `iterator` begins.
+            steps: steps from there to the end of the epoch, or None to go on until the data ends.
             steps_per_call: steps in one call of the compiled loop.
             before: is called with the first step of each call before it.
 
         Yields:
-            The last step of each call, and its logs.
+            The last step of each call, counted from the beginning of the epoch, and its logs. `self.position` then
+            says where the data goes on.
         """
         step = 0
         while steps is None or step < steps:
             most = steps_per_call if steps is None else min(steps_per_call, steps - step)
-            done, logs = self.train_call(feed, iterator, most, with_logs=True, before=lambda first=step: before(first))
+            done, logs = self.train_call(
+                feed, iterator, most, with_logs=True, before=lambda first=position.step + step: before(first)
+            )
             if not done:
                 return
             step += done
-            yield step - 1, logs
+            reached = position.advance(step)
+            self.position = reached.next_epoch() if step == steps else reached
+            yield reached.step - 1, logs
 
     def train_call(
         self,
@@ -147,6 +168,7 @@ class Runner:
         """Evaluates call by call; see `train_calls`. The metrics are read by `functions(...).logs()` at the end."""
         functions = self.functions(feed.element_spec)
         layout = layout_of(feed)
+        feed.restart()
         iterator, own_steps = feed.begin_epoch(self.strategy, 0)
         steps = steps or own_steps
         step = 0
