@@ -51,9 +51,7 @@ def image(image_shape: Any, *, multiple: int = 1, smallest: int = 1) -> None:
     if any(size < smallest for size in image_shape[:2]):
         raise UsageError(f"image_shape={tuple(image_shape)}: height and width have to be at least {smallest}")
     if any(size % multiple for size in image_shape[:2]):
-        raise UsageError(
-            f"image_shape={tuple(image_shape)}: height and width have to be multiples of {multiple}"
-        )
+        raise UsageError(f"image_shape={tuple(image_shape)}: height and width have to be multiples of {multiple}")
 
 
 def rate(**values: Any) -> None:
@@ -81,9 +79,7 @@ def one_of(choices: Sequence[Any], **values: Any) -> None:
         UsageError: If one is not.
     """
     for name, value in values.items():
-        if not any(
-            value is choice or (value == choice and type(value) is type(choice)) for choice in choices
-        ):
+        if not any(value is choice or (value == choice and type(value) is type(choice)) for choice in choices):
             raise UsageError(f"{name}={value!r} has to be one of {', '.join(map(repr, choices))}")
 
 

@@ -63,7 +63,5 @@ def _vocabularies(vocab: int | Sequence[int], categories: int) -> tuple[int, ...
         return (vocab,) * categories
     checks.each_positive(vocab=vocab)
     if len(vocab) != categories:
-        raise UsageError(
-            f"vocab={tuple(vocab)!r} has to be one number or one for each of categories={categories}"
-        )
+        raise UsageError(f"vocab={tuple(vocab)!r} has to be one number or one for each of categories={categories}")
     return tuple(vocab)

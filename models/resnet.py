@@ -71,9 +71,7 @@ def build_50(*, image_shape: Sequence[int] = (224, 224, 3), classes: int = 1000)
     """
     checks.image(image_shape, smallest=_RESNET50_SMALLEST)
     checks.positive(classes=classes)
-    trunk = keras.applications.ResNet50(
-        include_top=False, weights=None, input_shape=tuple(image_shape), pooling="avg"
-    )
+    trunk = keras.applications.ResNet50(include_top=False, weights=None, input_shape=tuple(image_shape), pooling="avg")
     logits = keras.layers.Dense(classes, dtype="float32", name="logits")(trunk.output)
     return keras.Model(trunk.input, logits, name="resnet50")
 
@@ -100,6 +98,4 @@ def _conv_bn(x: Any, channels: int, kernel: int, stride: int, synchronized: bool
         kernel_initializer="he_normal",
         name=f"{name}_conv",
     )(x)
-    return keras.layers.BatchNormalization(
-        momentum=0.9, epsilon=1e-5, synchronized=synchronized, name=f"{name}_bn"
-    )(x)
+    return keras.layers.BatchNormalization(momentum=0.9, epsilon=1e-5, synchronized=synchronized, name=f"{name}_bn")(x)

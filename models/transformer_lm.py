@@ -1,4 +1,4 @@
-"""A decoder-only transformer language model: causal attention, pre-norm, learned positions."""
+"""A decoder-only transformer language model: causal attention, pre-norm, learned or rotary positions."""
 
 import keras
 
@@ -13,6 +13,7 @@ def build(
     depth: int = 4,
     heads: int = 4,
     dropout: float = 0.0,
+    positions: str = "learned",
     tied: bool = False,
 ) -> keras.Model:
     """Builds the model.
@@ -24,6 +25,8 @@ def build(
         depth: Number of blocks.
         heads: Attention heads of a block.
         dropout: The rate after embedding, attention and perceptron; at 0 there is no dropout layer.
+        positions: "learned", a vector for each, or "rotary", turned into the attention's queries and keys, for which
+            width / heads has to be even.
         tied: Whether the output uses the table of the token embedding instead of its own.
 
     Returns:
@@ -34,17 +37,27 @@ def build(
     """
     checks.positive(vocab=vocab, seq_len=seq_len)
     blocks.check_sizes(width=width, depth=depth, heads=heads, dropout=dropout)
+    checks.one_of(("learned", "rotary"), positions=positions)
     checks.one_of((True, False), tied=tied)
+    rotary = positions == "rotary"
+    if rotary:
+        checks.divisible("width", width, "2 * heads", 2 * heads)
     layers = keras.layers
     normal = keras.initializers.RandomNormal(stddev=0.02)
     tokens = keras.Input((seq_len,), dtype="int32", name="tokens")
-    embed_class = layers.ReversibleEmbedding if tied else layers.Embedding
-    embed = embed_class(vocab, width, embeddings_initializer=normal, name="embed")
-    x = blocks.PositionEmbedding(name="positions")(embed(tokens))
+    if tied:
+        embed = layers.ReversibleEmbedding(
+            vocab, width, embeddings_initializer=normal, reverse_dtype="float32", name="embed"
+        )
+    else:
+        embed = layers.Embedding(vocab, width, embeddings_initializer=normal, name="embed")
+    x = embed(tokens)
+    if not rotary:
+        x = blocks.PositionEmbedding(name="positions")(x)
     if dropout:
         x = layers.Dropout(dropout, name="embed_dropout")(x)
     for index in range(depth):
-        x = blocks.pre_norm_block(x, heads=heads, causal=True, dropout=dropout, name=f"block_{index}")
+        x = blocks.pre_norm_block(x, heads=heads, causal=True, rotary=rotary, dropout=dropout, name=f"block_{index}")
     x = layers.LayerNormalization(epsilon=1e-5, name="norm")(x)
     if tied:
         logits = layers.Activation("linear", dtype="float32", name="logits")(embed(x, reverse=True))

@@ -1,4 +1,4 @@
-"""A vision transformer: patches, learned positions, pre-norm blocks, mean over the patches."""
+"""A vision transformer: patches, learned positions, pre-norm blocks, a mean or a class token."""
 
 from collections.abc import Sequence
 
@@ -16,6 +16,7 @@ def build(
     depth: int = 4,
     heads: int = 4,
     dropout: float = 0.0,
+    pool: str = "mean",
 ) -> keras.Model:
     """Builds the model.
 
@@ -27,6 +28,7 @@ def build(
         depth: Number of blocks.
         heads: Attention heads of a block.
         dropout: The rate after embedding, attention and perceptron; at 0 there is no dropout layer.
+        pool: What the logits are taken from: "mean" over the patches, or "token", a class token put before them.
 
     Returns:
         An uncompiled model from images to float32 logits.
@@ -37,16 +39,19 @@ def build(
     checks.positive(classes=classes, patch=patch)
     checks.image(image_shape, multiple=patch)
     blocks.check_sizes(width=width, depth=depth, heads=heads, dropout=dropout)
+    checks.one_of(("mean", "token"), pool=pool)
     layers = keras.layers
     inputs = keras.Input(tuple(image_shape), name="image")
     x = layers.Conv2D(width, patch, strides=patch, name="patches")(inputs)
     x = layers.Reshape((-1, width), name="sequence")(x)
+    if pool == "token":
+        x = blocks.ClassToken(name="class_token")(x)
     x = blocks.PositionEmbedding(name="positions")(x)
     if dropout:
         x = layers.Dropout(dropout, name="embed_dropout")(x)
     for index in range(depth):
         x = blocks.pre_norm_block(x, heads=heads, causal=False, dropout=dropout, name=f"block_{index}")
     x = layers.LayerNormalization(epsilon=1e-5, name="norm")(x)
-    x = layers.GlobalAveragePooling1D(name="pool")(x)
+    x = x[:, 0] if pool == "token" else layers.GlobalAveragePooling1D(name="pool")(x)
     logits = layers.Dense(classes, dtype="float32", name="logits")(x)
     return keras.Model(inputs, logits, name="vit")

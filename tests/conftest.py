@@ -1,4 +1,4 @@
-"""What all tests share. Importing this costs nothing: TensorFlow comes only with the fixture that needs it."""
+"""What all tests share. Importing this costs nothing: TensorFlow comes only with `cpu_devices`."""
 
 import os
 
@@ -21,7 +21,9 @@ def cpu_devices() -> list[str]:
 
     cpu = tf.config.list_physical_devices("CPU")[0]
     try:
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * _NUM_CPU_DEVICES)
+        tf.config.set_logical_device_configuration(
+            cpu, [tf.config.LogicalDeviceConfiguration()] * _NUM_CPU_DEVICES
+        )
     except RuntimeError:  # initialised already: accept it if the devices are there all the same
         pass
     names = [device.name for device in tf.config.list_logical_devices("CPU")]

@@ -112,6 +112,14 @@ def num_workers(strategy: tf.distribute.Strategy) -> int:
     return max(1, len(resolver.cluster_spec().as_dict().get("worker", [])))
 
 
+def is_distributed(strategy: tf.distribute.Strategy) -> bool:
+    """Whether `strategy` is one that places variables, not TensorFlow's default of no strategy at all."""
+    return isinstance(
+        strategy,
+        tf.distribute.OneDeviceStrategy | tf.distribute.MirroredStrategy | tf.distribute.MultiWorkerMirroredStrategy,
+    )
+
+
 def num_local_replicas(strategy: tf.distribute.Strategy) -> int:
     """Returns the number of replicas in this process; workers have equally many."""
     return strategy.num_replicas_in_sync // num_workers(strategy)

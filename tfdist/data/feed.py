@@ -11,6 +11,7 @@ import random
 import threading
 import warnings
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from tfdist.data.layout import Layout
 from tfdist.data.rows import num_rows, slice_rows, zero_rows
 from tfdist.data.source import BatchSource, ExampleSource
 from tfdist.errors import PeerError, UsageError
-from tfdist.strategy import global_seed
+from tfdist.strategy import global_seed, is_distributed, num_local_replicas
 
 PRESHARDED_TOTAL = -1
 """The total of a batch whose owner gave each worker its part: the step sums the counts."""
@@ -88,6 +89,15 @@ class Feed:
         """Returns an iterator for use inside a `tf.function`: `next` gives per-replica elements."""
         return _distributed(self.dataset(epoch, start_step), strategy)
 
+    @property
+    def num_examples(self) -> "int | None":
+        """Examples of an epoch, where known before any is read."""
+        return None
+
+    def early_fingerprint(self) -> int:
+        """Returns a hash of what is known of the data before the first step, for comparison between workers."""
+        return zlib.crc32(repr(self.element_spec).encode())
+
     def fingerprint(self) -> "int | None":
         """Returns a hash of the first global batch read, for comparison between workers; None where none is needed."""
         return None
@@ -120,13 +130,53 @@ class ExampleFeed(Feed):
         rows = source.batch_size // layout.num_replicas if self.full_batches else None
         self.element_spec = tf.nest.map_structure(lambda spec: _batched(spec, None), source.element_spec)
         self._rows = rows
+        self._open: Any = None
+        self._open_at: tuple | None = None
+        self._open_steps = 0
 
     def dataset(self, epoch: int, start_step: int = 0) -> tf.data.Dataset:
-        """Returns the endless dataset of elements of the local replicas."""
+        """Returns the elements of the local replicas in one epoch, followed by elements with a total of 0."""
         picks, counts, totals = self._picks(epoch, start_step)
         any_pick = picks[0] if len(picks) else np.zeros(1, np.int64)
         end = tf.data.Dataset.from_tensors((any_pick, np.int32(0), np.int32(0)))
         index = tf.data.Dataset.from_tensor_slices((picks, counts, totals)) if len(picks) else end.take(0)
+        return self._gathered(index.concatenate(end.repeat()))
+
+    def begin_epoch(
+        self, strategy: tf.distribute.Strategy, epoch: int, start_step: int = 0
+    ) -> tuple[Any, "int | None"]:
+        """Returns an iterator and the steps of the epoch; an epoch that follows the last one shares its iterator."""
+        steps = self.steps_per_epoch - start_step
+        key = (strategy, self.seed, epoch if self.source.shuffle else 0, start_step)
+        if self._open is None or self._open_at != key:
+            self._open = _distributed(self._gathered(self._epochs(epoch, start_step)), strategy)
+        following = epoch + 1 if self.source.shuffle else 0
+        self._open_at = (strategy, self.seed, following, 0)
+        self._open_steps = steps
+        return self._open, steps
+
+    def end_epoch(self, steps: int) -> None:
+        """Keeps the iterator for the next epoch, unless the epoch was left early."""
+        if steps != self._open_steps:
+            self._open = None
+
+    def _epochs(self, epoch: int, start_step: int) -> tf.data.Dataset:
+        """Returns the picks of `epoch` and all that follow: a new iterator each epoch would cost tens of ms."""
+
+        def picks(number: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            return self._picks(int(number), start_step if number == epoch else 0)
+
+        def one_epoch(number: tf.Tensor) -> tf.data.Dataset:
+            pick, count, total = tf.numpy_function(picks, [number], [tf.int64, tf.int32, tf.int32])
+            pick.set_shape([None, None])
+            count.set_shape([None])
+            total.set_shape([None])
+            return tf.data.Dataset.from_tensor_slices((pick, count, total))
+
+        endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+        return tf.data.Dataset.counter(epoch).flat_map(one_epoch).apply(endless)
+
+    def _gathered(self, index: tf.data.Dataset) -> tf.data.Dataset:
         rows = self._rows
 
         def gather(pick: tf.Tensor, count: tf.Tensor, total: tf.Tensor) -> tuple:
@@ -137,11 +187,21 @@ class ExampleFeed(Feed):
                 data = tf.nest.map_structure(lambda t: _with_rows(t, rows), data)
             return data, count, total
 
-        return (
-            index.concatenate(end.repeat())
-            .map(gather, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-            .prefetch(2 * self.layout.local_replicas)
+        return index.map(gather, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(
+            2 * self.layout.local_replicas
         )
+
+    @property
+    def num_examples(self) -> int:
+        """Examples of an epoch."""
+        return self.source.num_examples
+
+    def early_fingerprint(self) -> int:
+        """Returns a hash of the spec, the first batch's order, and its first examples."""
+        first = self.source.order(0, self.seed)[: self.source.batch_size]
+        few = tf.data.Dataset.from_tensors(first[:4]).map(self.source.gather).get_single_element()
+        leaves = [leaf.numpy() for leaf in tf.nest.flatten(few, expand_composites=True)]
+        return _crc([first, *leaves], super().early_fingerprint())
 
     def _picks(self, epoch: int, start_step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns the indices, counts and totals of the local replicas' elements.
@@ -310,10 +370,7 @@ class _FirstBatch:
         return batches.enumerate().map(look, deterministic=True)
 
     def _take(self, *arrays: np.ndarray) -> np.int64:
-        value = 0
-        for array in arrays:
-            raw = b"\0".join(array.reshape(-1).tolist()) if array.dtype == object else array.tobytes()
-            value = zlib.crc32(raw, value)
+        value = _crc(arrays)
         if not self._known.is_set():
             self._value = value
             self._known.set()
@@ -326,12 +383,25 @@ class _FirstBatch:
         return self._value
 
 
+def _crc(arrays: Iterable[np.ndarray], value: int = 0) -> int:
+    for array in arrays:
+        raw = b"\0".join(array.reshape(-1).tolist()) if array.dtype == object else array.tobytes()
+        value = zlib.crc32(raw, value)
+    return value
+
+
 def _distributed(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
     options = tf.data.Options()
     options.deterministic = True
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     dataset = dataset.with_options(options)
-    return iter(strategy.distribute_datasets_from_function(lambda context: dataset))
+    if num_local_replicas(strategy) > 1:
+        return iter(strategy.distribute_datasets_from_function(lambda context: dataset))
+    # One local replica needs no dealing out, and an iterator of its own is cheaper.
+    device = strategy.extended.parameter_devices[0] if is_distributed(strategy) else ""
+    if "GPU" in device:
+        dataset = dataset.apply(tf.data.experimental.prefetch_to_device(device))
+    return iter(dataset)
 
 
 def _batched(spec: tf.TypeSpec, rows: "int | None") -> tf.TypeSpec:

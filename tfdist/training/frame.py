@@ -117,7 +117,8 @@ def make_frame(
     """
     if presharded and num_replicas > 1:
         context = tf.distribute.get_replica_context()
-        total = context.all_reduce(tf.distribute.ReduceOp.SUM, count)
+        # The copy has this replica's device; what comes straight from an iterator may have none to reduce on.
+        total = context.all_reduce(tf.distribute.ReduceOp.SUM, tf.identity(count))
     elif presharded:
         total = count
     if num_replicas == 1:

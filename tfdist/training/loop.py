@@ -49,7 +49,8 @@ class TrainLoop:
         model: a Keras model made inside `with strategy.scope():`.
         loss: a Keras loss or its name, or a function `(y_true, y_pred)` that returns per-example values, a
             scalar mean, or a pair (sum, count) for an exact mean over, say, tokens.
-        optimizer: a Keras optimizer or its name.
+        optimizer: a Keras optimizer or its name. One that is not built yet is made anew inside the strategy's scope;
+            find it at `model.optimizer`.
         metrics: Keras metrics or their names.
         hook: see `tfdist.prepare`.
         accumulate_steps: see `tfdist.prepare`.
@@ -86,6 +87,9 @@ class TrainLoop:
         self.model = model
         self.steps_per_loop = steps_per_loop
         with model.distribute_strategy.scope():
+            if isinstance(optimizer, keras.Optimizer) and not optimizer.built:
+                # An optimizer has variables from the start; made outside of the scope they would be no replica's.
+                optimizer = type(optimizer).from_config(optimizer.get_config())
             model.compile(optimizer=optimizer, loss=loss, metrics=list(metrics), jit_compile=False)
         self._runner = Runner(model, options, step_listener)
         self._feeds: dict[int, tuple[Any, tfdist_data.Feed]] = {}
@@ -162,6 +166,8 @@ class TrainLoop:
         if self._position is None:
             self._position = tfdist_data.Position(seed=feed.seed)
         feed.seed = self._position.seed
+        agreed = self._runner.agreed_steps(feed)
+        is_first = True
         last = self.step + steps
         logs: dict[str, float] = {}
         validation_logs: dict[str, float] = {}
@@ -169,6 +175,7 @@ class TrainLoop:
         self.model.reset_metrics()
         while self.step < last and not stop:
             iterator, left = feed.begin_epoch(self.strategy, self.position.epoch, self.position.step)
+            left = left if agreed is None else agreed - self.position.step
             epoch_is_over = left == 0
             while self.step < last and not stop and not epoch_is_over:
                 most = min(
@@ -184,6 +191,9 @@ class TrainLoop:
                         raise UsageError("TrainLoop.run: the data gave no batch; check the dataset")
                     epoch_is_over = True
                     break
+                if is_first:
+                    self._runner.require_same_batch(feed)
+                    is_first = False
                 self.step += done
                 self._position = self.position.advance(done)
                 left = None if left is None else left - done
@@ -219,10 +229,16 @@ class TrainLoop:
         functions = self._runner.functions(feed.element_spec)
         self.model.reset_metrics()
         calls = list(
-            self._runner.test_calls(feed, steps=None, steps_per_call=self.steps_per_loop, before=lambda step: None)
+            self._runner.test_calls(
+                feed,
+                steps=self._runner.agreed_steps(feed),
+                steps_per_call=self.steps_per_loop,
+                before=lambda step: None,
+            )
         )
         if not calls:
             raise UsageError("TrainLoop.evaluate: the data gave no batch; check the dataset")
+        self._runner.require_same_batch(feed)
         own_logs = calls[-1][1]
         return as_python(functions.logs() if own_logs is None else own_logs)
 

@@ -16,7 +16,7 @@ from tfdist.training.options import StepOptions
 from tfdist.training.predict import Predictor
 from tfdist.training.report import StepListener
 from tfdist.training.runner import Runner, as_python, layout_of
-from tfdist.training.workers import any_of, broadcast_from_chief, broadcast_int, gathered, require_equal
+from tfdist.training.workers import any_of, broadcast_from_chief, broadcast_int
 
 METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
@@ -145,7 +145,7 @@ class KerasMethods:
                     steps=validation_steps,
                 )
             )
-        agreed = self._agreed_steps(feed)
+        agreed = runner.agreed_steps(feed)
         user_callbacks = callbacks
         callbacks = callback_list(
             callbacks,
@@ -180,7 +180,7 @@ class KerasMethods:
             )
             for last_step, logs in calls:
                 if not checked:
-                    self._require_same_data(feed)
+                    runner.require_same_batch(feed)
                     checked = True
                 callbacks.on_train_batch_end(last_step, logs)
                 done = last_step + 1 - position.step
@@ -298,14 +298,14 @@ class KerasMethods:
         logs = None
         calls = runner.test_calls(
             feed,
-            steps=self._agreed_steps(feed),
+            steps=runner.agreed_steps(feed),
             steps_per_call=model.steps_per_execution,
             before=callbacks.on_test_batch_begin,
         )
         done = 0
         for last_step, logs in calls:
             if not done:
-                self._require_same_data(feed)
+                runner.require_same_batch(feed)
             done = last_step + 1
             callbacks.on_test_batch_end(last_step, logs)
             if model.stop_evaluating:
@@ -315,36 +315,6 @@ class KerasMethods:
         results = as_python(functions.logs() if not seams.has_own_test_step(model) else logs)
         callbacks.on_test_end(results)
         return results
-
-    def _agreed_steps(self, feed: "tfdist_data.Feed") -> "int | None":
-        """Returns the steps of an epoch where each worker has its own part of the data, else None.
-
-        Workers that read the same stream end together by themselves.
-        """
-        if not feed.presharded:
-            return None
-        known = gathered(self.runner.strategy, feed.steps_per_epoch or -1)
-        if min(known) < 0:
-            raise UsageError(
-                "the dataset is sharded by its owner (auto_shard_policy OFF) and its length is not known on all "
-                "workers, so they cannot agree on the number of steps; give steps_per_epoch, or "
-                "dataset.apply(tf.data.experimental.assert_cardinality(n))"
-            )
-        return max(known)
-
-    def _require_same_data(self, feed: "tfdist_data.Feed") -> None:
-        """Compares the first batch of a user's own pipeline between the workers."""
-        if self.runner.num_workers == 1 or feed.presharded:
-            return
-        fingerprint = feed.fingerprint()
-        if fingerprint is not None:
-            require_equal(
-                self.runner.strategy,
-                fingerprint,
-                "the first global batch",
-                "every worker must build the same pipeline and tfdist gives each its part: seed every shuffle "
-                "(dataset.shuffle(n, seed=...)), or set auto_shard_policy OFF where each worker reads its own part",
-            )
 
     def _follow_restored_chief(self, callbacks: Any) -> None:
         """Takes over what a callback restored on the chief (BackupAndRestore)."""

@@ -1,6 +1,7 @@
 """One model's training, evaluation and prediction: what `prepare` and `TrainLoop` share."""
 
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from tfdist.training.functions import StepFunctions
 from tfdist.training.options import BatchLayout, StepOptions
 from tfdist.training.report import StepListener, StepReport
 from tfdist.training.step import Step
+from tfdist.training.workers import gathered, require_equal
 
 
 class Runner:
@@ -41,6 +43,7 @@ class Runner:
         self._functions: StepFunctions | None = None
         self._compiled_as: Any = None
         self._hook_built = False
+        self._agreed: weakref.WeakKeyDictionary[tfdist_data.Feed, int | None] = weakref.WeakKeyDictionary()
 
     def functions(self, spec: Any) -> StepFunctions:
         """Returns the compiled loops, after building what the model still lacks.
@@ -188,6 +191,48 @@ class Runner:
             step += count
         feed.end_epoch(step)
 
+    def agreed_steps(self, feed: "tfdist_data.Feed") -> "int | None":
+        """Checks before the first step that the workers' data fit together. Every worker must call it.
+
+        Returns:
+            The steps of an epoch where each worker has its own part of the data; else None, as workers that read
+            the same data end together by themselves.
+
+        Raises:
+            UsageError: on every worker, where the data differ between them.
+        """
+        if self.num_workers == 1:
+            return None
+        if feed not in self._agreed:
+            self._agreed[feed] = self._agree(feed)
+        return self._agreed[feed]
+
+    def _agree(self, feed: "tfdist_data.Feed") -> "int | None":
+        if not feed.presharded:
+            for value, what in (
+                (feed.steps_per_epoch or -1, "the number of batches of an epoch"),
+                (feed.num_examples or -1, "the number of examples"),
+                (feed.early_fingerprint(), "the data"),
+            ):
+                require_equal(self.strategy, value, what, _SAME_DATA)
+            return None
+        known = gathered(self.strategy, feed.steps_per_epoch or -1)
+        if min(known) < 0:
+            raise UsageError(
+                "the dataset is sharded by its owner (auto_shard_policy OFF) and its length is not known on all "
+                "workers, so they cannot agree on the number of steps; give steps_per_epoch, or "
+                "dataset.apply(tf.data.experimental.assert_cardinality(n))"
+            )
+        return max(known)
+
+    def require_same_batch(self, feed: "tfdist_data.Feed") -> None:
+        """Compares the first batch of a user's own pipeline between the workers, once it was read."""
+        if self.num_workers == 1 or feed.presharded:
+            return
+        fingerprint = feed.fingerprint()
+        if fingerprint is not None:
+            require_equal(self.strategy, fingerprint, "the first global batch", _SAME_DATA)
+
     def report(self, num_steps: int, seconds: float, feed: "tfdist_data.Feed") -> None:
         """Tells the listener of a call."""
         if self.listener is not None:
@@ -224,6 +269,13 @@ class Runner:
         if self.strategy.num_replicas_in_sync == 1:
             return value(tf.distribute.experimental.ValueContext(0, 1)), spec
         return self.strategy.experimental_distribute_values_from_function(value), spec
+
+
+_SAME_DATA = (
+    "give every worker the same, whole data and tfdist gives each its part: seed every shuffle "
+    "(dataset.shuffle(n, seed=...)), or give a tf.data.Dataset with auto_shard_policy OFF where each worker reads its "
+    "own part"
+)
 
 
 def layout_of(feed: "tfdist_data.Feed | None") -> BatchLayout:
