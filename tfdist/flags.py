@@ -19,8 +19,8 @@ def define(flag_values: flags.FlagValues = flags.FLAGS) -> None:
         flag_values: Where; by default absl's global FLAGS.
     """
 
-    def text(name: str, default: str | None, about: str) -> None:
-        flags.DEFINE_string(name, default, about, flag_values=flag_values)
+    def text(name: str, default: str | None, about: str, **options: bool) -> None:
+        flags.DEFINE_string(name, default, about, flag_values=flag_values, **options)
 
     def whole(name: str, default: int | None, about: str) -> None:
         flags.DEFINE_integer(name, default, about, flag_values=flag_values)
@@ -50,7 +50,8 @@ def define(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     flags.DEFINE_boolean(
         "jit_compile", False, "Compile the forward and backward pass with XLA.", flag_values=flag_values
     )
-    text("log_dir", None, "Folder of the TensorBoard log.")
+    # absl.logging has a flag of this name, for log files that are written only where a program asks for them.
+    text("log_dir", None, "Folder of the TensorBoard log.", allow_override=True)
     text("checkpoint_dir", None, "Folder of the checkpoints; the same for all workers.")
     whole("checkpoint_every", None, "Steps between checkpoints; default: each epoch (fit), the end (custom).")
     whole("keep_checkpoints", 3, "How many checkpoints stay.")

@@ -75,8 +75,8 @@ def test_accuracy_of_the_recommender_is_of_logits(models):
 
 
 def test_own_functions_and_specs(models, own_code):
-    assert models.load(f"{own_code}:net", width=5).output.shape == (None, 3)
-    assert models.load(f"{own_code}:anything", odd=1).output.shape == (None, 3)
+    assert models.load(f"{own_code}:net", width=5).output_shape == (None, 3)
+    assert models.load(f"{own_code}:anything", odd=1).output_shape == (None, 3)
     spec = models.find(f"{own_code}:spec")
     assert spec.loss() == "mse" and spec.metrics() == ["mae"]
 
@@ -122,8 +122,8 @@ def _spec(*shape, dtype="float32"):
 
 
 def test_sizes_come_from_the_data(models):
-    def sizes(name, x, classes=None, **given):
-        return models.config_for(models.find(name), _data(x, classes), given)
+    def sizes(name, x, found=None, **given):
+        return models.config_for(models.find(name), _data(x, found), given)
 
     image, text = _spec(8, 8, 1), _spec(32, dtype="int32")
     features = {"categories": _spec(5, dtype="int64"), "dense": _spec(3)}

@@ -69,7 +69,13 @@ class Job:
         return tfdist.prepare(model, **options)
 
 
-def on_workers(*counts: int, stock: bool = True, rtol: float = 1e-4, atol: float = 1e-6) -> Callable:
+def on_workers(
+    *counts: int,
+    stock: bool = True,
+    rtol: float = 1e-4,
+    atol: float = 1e-6,
+    then: "Callable[[list[dict]], None] | None" = None,
+) -> Callable:
     """Makes a test, for each number of workers in `counts`, of a body that runs on every worker.
 
     Args:
@@ -77,6 +83,7 @@ def on_workers(*counts: int, stock: bool = True, rtol: float = 1e-4, atol: float
         stock: compare with stock Keras.
         rtol: relative tolerance of that comparison.
         atol: absolute tolerance of that comparison.
+        then: is called in the test process with what the workers returned.
     """
 
     def wrap(body: Callable) -> Callable:
@@ -97,6 +104,8 @@ def on_workers(*counts: int, stock: bool = True, rtol: float = 1e-4, atol: float
                 assert sorted(results[0]) == sorted(expected)
                 for key, value in expected.items():
                     assert_close(results[0][key], value, f"{key} and with stock Keras", rtol, atol)
+            if then is not None:
+                then(results)
 
         test.__name__, test.__doc__, test.__module__ = body.__name__, body.__doc__, body.__module__
         test.case = name

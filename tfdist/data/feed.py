@@ -136,11 +136,9 @@ class ExampleFeed(Feed):
 
     def dataset(self, epoch: int, start_step: int = 0) -> tf.data.Dataset:
         """Returns the elements of the local replicas in one epoch, followed by elements with a total of 0."""
-        picks, counts, totals = self._picks(epoch, start_step)
-        any_pick = picks[0] if len(picks) else np.zeros(1, np.int64)
-        end = tf.data.Dataset.from_tensors((any_pick, np.int32(0), np.int32(0)))
-        index = tf.data.Dataset.from_tensor_slices((picks, counts, totals)) if len(picks) else end.take(0)
-        return self._gathered(index.concatenate(end.repeat()))
+        none = tf.constant(0, tf.int32)
+        end = tf.data.Dataset.from_tensors((tf.zeros([self._rows or 1], tf.int64), none, none)).repeat()
+        return self._gathered(self._picks(epoch, start_step).concatenate(end))
 
     def begin_epoch(
         self, strategy: tf.distribute.Strategy, epoch: int, start_step: int = 0
@@ -162,26 +160,38 @@ class ExampleFeed(Feed):
 
     def _epochs(self, epoch: int, start_step: int) -> tf.data.Dataset:
         """Returns the picks of `epoch` and all that follow: a new iterator each epoch would cost tens of ms."""
-
-        def picks(number: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            return self._picks(int(number), start_step if number == epoch else 0)
-
-        def one_epoch(number: tf.Tensor) -> tf.data.Dataset:
-            pick, count, total = tf.numpy_function(picks, [number], [tf.int64, tf.int32, tf.int32])
-            pick.set_shape([None, None])
-            count.set_shape([None])
-            total.set_shape([None])
-            return tf.data.Dataset.from_tensor_slices((pick, count, total))
-
+        first = tf.constant(epoch, tf.int64)
         endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-        return tf.data.Dataset.counter(epoch).flat_map(one_epoch).apply(endless)
+        return (
+            tf.data.Dataset.counter(epoch)
+            .flat_map(lambda number: self._picks(number, tf.where(number == first, start_step, 0)))
+            .apply(endless)
+        )
+
+    def _picks(self, epoch: Any, start_step: Any) -> tf.data.Dataset:
+        """Returns the (indices, count, total) of the local replicas' elements in one epoch.
+
+        Only TensorFlow ops: Python in a pipeline that reads ahead can hang the interpreter when it exits.
+        """
+        source, layout, local = self.source, self.layout, self.layout.local_replicas
+        order = source.order(epoch, self.seed)
+
+        def pick(element: tf.Tensor) -> tuple:
+            step, replica = element // local, layout.first_replica + element % local
+            total = tf.minimum(tf.constant(source.batch_size, tf.int64), source.num_examples - step * source.batch_size)
+            start, count = layout.rows(total, replica)
+            # A replica without rows has the batch's first example as its dummy.
+            start = step * source.batch_size + tf.where(count > 0, start, 0)
+            indices = order[start : start + tf.maximum(count, 1)]
+            return indices, tf.cast(count, tf.int32), tf.cast(total, tf.int32)
+
+        begin = tf.cast(start_step, tf.int64) * local
+        return tf.data.Dataset.range(begin, source.steps_per_epoch * local).map(pick)
 
     def _gathered(self, index: tf.data.Dataset) -> tf.data.Dataset:
         rows = self._rows
 
         def gather(pick: tf.Tensor, count: tf.Tensor, total: tf.Tensor) -> tuple:
-            if rows is None:
-                pick = pick[: tf.maximum(count, 1)]
             data = self.source.gather(pick)
             if rows is not None:
                 data = tf.nest.map_structure(lambda t: _with_rows(t, rows), data)
@@ -201,27 +211,7 @@ class ExampleFeed(Feed):
         first = self.source.order(0, self.seed)[: self.source.batch_size]
         few = tf.data.Dataset.from_tensors(first[:4]).map(self.source.gather).get_single_element()
         leaves = [leaf.numpy() for leaf in tf.nest.flatten(few, expand_composites=True)]
-        return _crc([first, *leaves], super().early_fingerprint())
-
-    def _picks(self, epoch: int, start_step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns the indices, counts and totals of the local replicas' elements.
-
-        The indices are padded to one length; a replica without rows has the batch's first example as its dummy.
-        """
-        source, layout = self.source, self.layout
-        order = source.order(epoch, self.seed)
-        size = source.batch_size
-        steps = np.arange(start_step, source.steps_per_epoch, dtype=np.int64)
-        totals = np.minimum(size, len(order) - steps * size)
-        replicas = layout.first_replica + np.arange(layout.local_replicas, dtype=np.int64)
-        each, left = totals[:, None] // layout.num_replicas, totals[:, None] % layout.num_replicas
-        counts = each + (replicas < left)
-        starts = np.where(counts > 0, replicas * each + np.minimum(replicas, left), 0) + steps[:, None] * size
-        width = max(1, -(-size // layout.num_replicas))
-        offsets = np.minimum(np.arange(width), np.maximum(counts, 1)[..., None] - 1)
-        picks = order[starts[..., None] + offsets]
-        repeated = np.broadcast_to(totals[:, None], counts.shape)
-        return picks.reshape(-1, width), counts.reshape(-1).astype(np.int32), repeated.reshape(-1).astype(np.int32)
+        return _crc([np.asarray(first), *leaves], super().early_fingerprint())
 
 
 class BatchFeed(Feed):

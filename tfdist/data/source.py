@@ -57,11 +57,13 @@ class ExampleSource(abc.ABC):
         full, left = divmod(self.num_examples, self.batch_size)
         return full if self.drop_remainder or not left else full + 1
 
-    def order(self, epoch: int, seed: int) -> np.ndarray:
-        """Returns the order of the examples in `epoch`, int64."""
+    def order(self, epoch: Any, seed: int) -> tf.Tensor:
+        """Returns the order of the examples in `epoch`: int64 indices, a function of (seed, epoch) alone."""
+        indices = tf.range(self.num_examples, dtype=tf.int64)
         if not self.shuffle:
-            return np.arange(self.num_examples, dtype=np.int64)
-        return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(self.num_examples)
+            return indices
+        key = tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
+        return tf.random.experimental.stateless_shuffle(indices, key, alg="philox")
 
 
 class ArraySource(ExampleSource):
