@@ -28,18 +28,26 @@ PRESHARDED_TOTAL = -1
 
 
 def make_feed(
-    source: "ExampleSource | BatchSource", where: "tf.distribute.Strategy | Layout", *, seed_offset: int = 0
+    source: "ExampleSource | BatchSource",
+    where: "tf.distribute.Strategy | Layout",
+    *,
+    seed: "int | None" = None,
+    seed_offset: int = 0,
 ) -> "Feed":
     """Returns the feed of `source` for the replicas of this process.
 
     Args:
         source: the data.
         where: a strategy, or the layout of its replicas.
+        seed: seed of the order, instead of the source's or the job's.
         seed_offset: added to the seed, so that several trainings on one source see different orders.
     """
     layout = where if isinstance(where, Layout) else Layout.of(where)
     if isinstance(source, ExampleSource):
-        return ExampleFeed(source, layout, seed_offset)
+        feed = ExampleFeed(source, layout, seed_offset)
+        if seed is not None:
+            feed.seed = seed
+        return feed
     if isinstance(source, BatchSource):
         return BatchFeed(source, layout)
     raise UsageError(f"{type(source).__name__} is no source of data; see tfdist.data.as_source")
@@ -248,7 +256,7 @@ class BatchFeed(Feed):
         batches = self._batches
         if start_step:
             batches = batches.skip(start_step)
-        batches = batches.map(lambda *data: data, num_parallel_calls=1)
+        batches = batches.map(lambda *data: data)
         if self._first_batch is not None:
             batches = self._first_batch.watch(batches)
         elements = batches.map(lambda *data: (data, True))
@@ -357,7 +365,7 @@ class _FirstBatch:
             with tf.control_dependencies([seen]):
                 return tf.nest.map_structure(tf.identity, data, expand_composites=True)
 
-        return batches.enumerate().map(look, deterministic=True)
+        return batches.enumerate().map(look)
 
     def _take(self, *arrays: np.ndarray) -> np.int64:
         value = _crc(arrays)
