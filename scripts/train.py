@@ -4,6 +4,7 @@ python scripts/train.py --model=digits_cnn --data=digits --epochs=5
 tfdist launch --workers=2 scripts/train.py --strategy=multi_worker --model=digits_cnn --data=digits
 """
 
+import functools
 import os
 import sys
 from pathlib import Path
@@ -31,9 +32,19 @@ def main() -> None:
     from tfdist.optimizers import make_optimizer
     from tfdist.strategy import is_chief, num_workers
     from tfdist.summary import StepTimes, Summary, peak_memory_mb, weights_sha256
+    from tfdist.training.checkpoint import require_checkpoint
 
-    # What to train, on what, where. The strategy comes before anything that touches a device.
+    # What to train, on what. Nothing here touches a device or the network: what is wrong is told at once.
     spec = models.find(config.model.name)
+    load = functools.partial(
+        tfdist.data.load, config.data.spec, batch_size=config.data.global_batch_size, seed=config.seed
+    )
+    is_builtin = tfdist.data.is_builtin(config.data.spec)
+    data = load() if is_builtin else None
+    if config.output.resume == "must":
+        require_checkpoint(config.output.checkpoint_dir)
+
+    # Where. A function of the user's may touch devices, so it is called after the strategy is made.
     if config.seed is not None:
         keras.utils.set_random_seed(config.seed)
     strategy = tfdist.make_strategy(
@@ -41,12 +52,14 @@ def main() -> None:
         num_devices=config.devices.num_devices,
         start_timeout=config.devices.start_timeout,
     )
-    data = tfdist.data.load(config.data.spec, batch_size=config.data.global_batch_size, seed=config.seed)
+    data = data or load()
     sizes = models.config_for(spec, data.train, config.model.sizes)
     keras.config.set_dtype_policy(config.step.precision)
     with strategy.scope():
         model = models.build(spec, **sizes)
         optimizer = make_optimizer(config.optimizer)
+    if spec.task in ("image_classification", "language_model"):
+        tfdist.data.check_labels(data, model.output_shape[-1])
 
     # Train.
     times = StepTimes()

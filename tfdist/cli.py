@@ -69,9 +69,7 @@ def _run(arguments: list[str]) -> int:
     except SystemExit:  # --help was printed
         return EXIT_DONE
     if not options.version:
-        raise UsageError(
-            f"a command is missing; the commands are {', '.join(COMMANDS)} ('tfdist --help' says more)"
-        )
+        raise UsageError(f"a command is missing; the commands are {', '.join(COMMANDS)} ('tfdist --help' says more)")
     print(f"tfdist {_version()}")
     return EXIT_DONE
 
@@ -92,9 +90,7 @@ def _launch(arguments: list[str]) -> int:
         "example: tfdist launch --workers=2 scripts/train.py --strategy=multi_worker --model=digits_cnn",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--workers", metavar="N", type=int, required=True, help="how many worker processes, from 1"
-    )
+    parser.add_argument("--workers", metavar="N", type=int, required=True, help="how many worker processes, from 1")
     parser.add_argument(
         "--log_dir",
         metavar="DIR",

@@ -1,10 +1,12 @@
 """Every absl flag, and their one reading into frozen dataclasses. Nothing below this room reads FLAGS."""
 
+import logging
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from absl import app, flags
+from absl import logging as absl_logging
 
 from tfdist import config
 from tfdist.errors import EXIT_DONE, EXIT_FAILED, EXIT_WRONG_USE, PeerError, UsageError
@@ -112,6 +114,10 @@ def run_main(main: Callable[[], int | None], argv: Sequence[str] | None = None) 
         main: Does the work; what it returns is the exit code, None stands for 0.
         argv: Program name and arguments; None for those of this process.
     """
+    # TensorFlow tells of every collective it makes; tfdist's own lines are few.
+    absl_logging.set_verbosity(absl_logging.WARNING)
+    logging.getLogger("tensorflow").setLevel(logging.WARNING)
+    logging.getLogger("tfdist").setLevel(logging.INFO)
     app.run(lambda _: _guarded(main), argv=None if argv is None else list(argv), flags_parser=_parse_argv)
     raise AssertionError("app.run came back")
 

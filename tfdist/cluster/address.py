@@ -5,9 +5,7 @@ from collections.abc import Iterable
 
 from tfdist.errors import UsageError
 
-_ADDRESS = re.compile(
-    r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]):(?P<port>[1-9][0-9]{0,4})"
-)
+_ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]):(?P<port>[1-9][0-9]{0,4})")
 _MAX_PORT = 65535
 
 

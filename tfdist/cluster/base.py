@@ -31,15 +31,11 @@ class Cluster:
     def __post_init__(self) -> None:
         """Checks the fields; raises UsageError."""
         if not isinstance(self.workers, tuple) or not self.workers:
-            raise UsageError(
-                f"workers={shorten(self.workers)} has to be a tuple of at least one address host:port"
-            )
+            raise UsageError(f"workers={shorten(self.workers)} has to be a tuple of at least one address host:port")
         if self.workers != _LOCAL_WORKERS:
             check_addresses(self.workers)
         if not isinstance(self.index, int) or isinstance(self.index, bool):
-            raise UsageError(
-                f"the worker index {shorten(self.index)} has to be an integer from 0 to {self._last}"
-            )
+            raise UsageError(f"the worker index {shorten(self.index)} has to be an integer from 0 to {self._last}")
         if not 0 <= self.index <= self._last:
             raise UsageError(
                 f"the worker index {shorten(self.index)} is outside the list of {len(self.workers)} "

@@ -163,9 +163,7 @@ def find_conflict(hellos: Sequence[Hello]) -> str | None:
     seeded = [hello for hello in hellos if hello.seed is not None]
     if len({hello.seed for hello in seeded}) > 1:
         seeds = [str(hello.seed) for hello in seeded]
-        return _disagreement(
-            seeded, seeds, "were given different seeds", "Give every worker the same --seed, or none"
-        )
+        return _disagreement(seeded, seeds, "were given different seeds", "Give every worker the same --seed, or none")
     return None
 
 
@@ -174,8 +172,7 @@ def _disagreement(hellos: Sequence[Hello], values: Sequence[str], what: str, fix
     for hello, value in zip(hellos, values, strict=True):
         holders.setdefault(value, []).append(hello.index)
     sides = [
-        f"{'workers' if len(indexes) > 1 else 'worker'} {cut(', '.join(map(str, sorted(indexes))), 100)}: "
-        f"{value}"
+        f"{'workers' if len(indexes) > 1 else 'worker'} {cut(', '.join(map(str, sorted(indexes))), 100)}: {value}"
         for value, indexes in holders.items()
     ]
     return f"the workers {what} ({'; '.join(sides[:8])}). {fix}"

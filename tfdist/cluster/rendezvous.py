@@ -60,15 +60,9 @@ def rendezvous(cluster: Cluster, *, timeout_s: float = 120.0, seed: int | None =
             or tfdist.
         PeerError: On every worker that came up, if another one did not in time; the message names it.
     """
-    if (
-        not isinstance(timeout_s, int | float)
-        or isinstance(timeout_s, bool)
-        or not 0 < timeout_s < float("inf")
-    ):
+    if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not 0 < timeout_s < float("inf"):
         raise UsageError(f"timeout_s={shorten(timeout_s)} has to be a number of seconds above 0")
-    if seed is not None and (
-        not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= _MAX_SEED
-    ):
+    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= _MAX_SEED):
         raise UsageError(f"seed={shorten(seed)} has to be an integer from 0 to {_MAX_SEED}, or None")
     if cluster.num_workers == 1:
         return Agreement(secrets.randbits(31) if seed is None else seed)

@@ -93,9 +93,7 @@ def _addresses(cluster: dict) -> tuple[list[str], list[str]]:
             raise UsageError(f"'cluster' lists {shorten(job, 80)}: {_refusal(job)}")
     chief, workers = cluster.get("chief", []), cluster.get("worker", [])
     if len(chief) > 1:
-        raise UsageError(
-            f"'cluster' lists {len(chief)} chiefs {shorten(chief, 80)}, but there can be only one"
-        )
+        raise UsageError(f"'cluster' lists {len(chief)} chiefs {shorten(chief, 80)}, but there can be only one")
     if not chief and not workers:
         raise UsageError("'cluster' lists no worker: it has to have a list 'worker' with one address or more")
     check_addresses(chief + workers)

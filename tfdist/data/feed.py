@@ -7,6 +7,7 @@ stream that never ends needs no agreement between workers on whether all of them
 TensorFlow's distributed iterators otherwise seek at every step.
 """
 
+import logging
 import random
 import threading
 import warnings
@@ -22,6 +23,8 @@ from tfdist.data.rows import num_rows, slice_rows, zero_rows
 from tfdist.data.source import BatchSource, ExampleSource
 from tfdist.errors import PeerError, UsageError
 from tfdist.strategy import global_seed, is_distributed, num_local_replicas
+
+_log = logging.getLogger("tfdist")
 
 PRESHARDED_TOTAL = -1
 """The total of a batch whose owner gave each worker its part: the step sums the counts."""
@@ -43,6 +46,14 @@ def make_feed(
         seed_offset: added to the seed, so that several trainings on one source see different orders.
     """
     layout = where if isinstance(where, Layout) else Layout.of(where)
+    size = source.batch_size if isinstance(source, ExampleSource) else None
+    if size is not None and size < layout.num_replicas:
+        _log.warning(
+            "batch_size=%d is smaller than the %d replicas, so some have nothing to do in any step; use a larger batch "
+            "or fewer replicas",
+            size,
+            layout.num_replicas,
+        )
     if isinstance(source, ExampleSource):
         feed = ExampleFeed(source, layout, seed_offset)
         if seed is not None:

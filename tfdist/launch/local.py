@@ -95,9 +95,7 @@ def _check(workers: int, command: Sequence[str]) -> None:
     if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
         raise UsageError(f"workers={shorten(workers)} has to be an integer of at least 1")
     if isinstance(command, str | bytes) or not command:
-        raise UsageError(
-            f"command={shorten(command)} has to be a list: the script's path, then its arguments"
-        )
+        raise UsageError(f"command={shorten(command)} has to be a list: the script's path, then its arguments")
     script = Path(command[0])
     if not script.is_file():
         problem = "is a folder, not a file" if script.is_dir() else "does not exist"
@@ -125,9 +123,7 @@ def _report(supervisor: Supervisor, screen: Screen, logs: Sequence[BinaryIO] | N
         return EXIT_DONE if supervisor.interrupted_by is None else 128 + supervisor.interrupted_by
     code = failed.poll()
     where = f" (all of it: {logs[failed.index].name})" if logs else ""
-    screen.note(
-        f"tfdist launch: worker {failed.index} failed first, {_how(code)}. Its last lines{where}:".encode()
-    )
+    screen.note(f"tfdist launch: worker {failed.index} failed first, {_how(code)}. Its last lines{where}:".encode())
     for line in failed.tail:
         screen.line(failed.index, line)
     return EXIT_WRONG_USE if code == EXIT_WRONG_USE else EXIT_FAILED

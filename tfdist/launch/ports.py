@@ -36,9 +36,7 @@ def hold_ports(count: int, stack: ExitStack, *, start_port: int | None = None) -
         return [_hold_free(stack) for _ in range(count)]
     last_start = _HIGHEST - count + 1
     if not isinstance(start_port, int) or isinstance(start_port, bool) or not 1 <= start_port <= last_start:
-        raise UsageError(
-            f"start_port={shorten(start_port)} has to be from 1 to {last_start} for {count} worker(s)"
-        )
+        raise UsageError(f"start_port={shorten(start_port)} has to be from 1 to {last_start} for {count} worker(s)")
     ports = list(range(start_port, start_port + count))
     for port in ports:
         try:
@@ -69,9 +67,7 @@ def _hold_free(stack: ExitStack) -> int:
     try:
         return _hold(0, stack)
     except OSError as error:
-        raise UsageError(
-            f"no port is free on {HOST} ({error.strerror or error}); end some other processes"
-        ) from None
+        raise UsageError(f"no port is free on {HOST} ({error.strerror or error}); end some other processes") from None
 
 
 def _first_ephemeral_port() -> int:

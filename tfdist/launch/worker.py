@@ -89,9 +89,7 @@ class Worker:
             try:
                 self._log.write(data)
             except OSError as error:  # a full disk must not end the training
-                self._screen.note(
-                    b"tfdist launch: worker %d: no more log: %s" % (self.index, str(error).encode())
-                )
+                self._screen.note(b"tfdist launch: worker %d: no more log: %s" % (self.index, str(error).encode()))
                 self._log = None
         self._lines.feed(data)
         return len(data)

@@ -94,7 +94,7 @@ class Checkpoints:
         if not is_chief(self._strategy):
             return None
         final = self.directory / f"step-{step:08d}"
-        if final.exists() and self._damage(final) is None:
+        if final.exists() and _damage(final) is None:
             return final
         self.directory.mkdir(parents=True, exist_ok=True)
         for left_over in self.directory.glob(".step-*"):
@@ -116,7 +116,7 @@ class Checkpoints:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        for old in self._folders()[: -self.keep]:
+        for old in _folders(self.directory)[: -self.keep]:
             shutil.rmtree(old, ignore_errors=True)
         return final
 
@@ -143,12 +143,9 @@ class Checkpoints:
         step = broadcast_int(self._strategy, -1 if found is None else found.step)
         if step < 0:
             if resume == "must":
-                raise UsageError(
-                    f"resume='must': there is no whole checkpoint in {self.directory}; give the folder that has one "
-                    "(checkpoint_dir), or resume='auto' to start anew"
-                )
+                require_checkpoint(self.directory)
             return None
-        saved = self._read(self.directory / f"step-{step:08d}") if found is None or found.step != step else found
+        saved = _read(self.directory / f"step-{step:08d}") if found is None or found.step != step else found
         if min(gathered(self._strategy, int(saved is not None))) == 0:
             raise UsageError(
                 f"checkpoint_dir={str(self.directory)!r}: not every worker can read the checkpoint of step {step} "
@@ -167,44 +164,7 @@ class Checkpoints:
 
     def newest(self) -> "Saved | None":
         """Returns the newest whole checkpoint; names damaged ones in the log."""
-        for folder in reversed(self._folders()):
-            damage = self._damage(folder)
-            if damage is None:
-                return self._read(folder)
-            _log.warning("checkpoint %s is damaged (%s); the one before it is used", folder, damage)
-        return None
-
-    def _folders(self) -> list[Path]:
-        if not self.directory.is_dir():
-            return []
-        found = [(int(m.group(1)), p) for p in self.directory.iterdir() if (m := _FOLDER.match(p.name))]
-        return [path for _, path in sorted(found)]
-
-    def _damage(self, folder: Path) -> "str | None":
-        """Says what is wrong with a checkpoint, or None."""
-        try:
-            meta = json.loads((folder / _META).read_text(encoding="utf8"))
-            expected = meta["files"]
-            Position.from_json(meta["position"])
-            int(meta["step"])
-        except FileNotFoundError:
-            return f"{_META} is missing"
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            return f"{_META} cannot be read: {error}"
-        for name, digest in expected.items():
-            try:
-                found = _digest(folder / name)
-            except OSError as error:
-                return f"{name} cannot be read: {error.strerror}"
-            if found != digest:
-                return f"{name} is not what was written"
-        return None
-
-    def _read(self, folder: Path) -> "Saved | None":
-        if self._damage(folder) is not None:
-            return None
-        meta = json.loads((folder / _META).read_text(encoding="utf8"))
-        return Saved(int(meta["step"]), Position.from_json(meta["position"]), folder)
+        return newest_checkpoint(self.directory)
 
     def _objects(self) -> dict[str, Any]:
         """Names every variable by its place, so that a checkpoint does not depend on automatic layer names."""
@@ -222,6 +182,66 @@ class Checkpoints:
             for group, members in groups.items()
             for i, variable in enumerate(members)
         }
+
+
+def newest_checkpoint(directory: "str | os.PathLike") -> "Saved | None":
+    """Returns the newest whole checkpoint in `directory`; names damaged ones in the log. Touches no device."""
+    for folder in reversed(_folders(Path(directory))):
+        damage = _damage(folder)
+        if damage is None:
+            return _read(folder)
+        _log.warning("checkpoint %s is damaged (%s); the one before it is used", folder, damage)
+    return None
+
+
+def require_checkpoint(directory: "str | os.PathLike") -> Saved:
+    """Returns the newest whole checkpoint in `directory`.
+
+    Raises:
+        UsageError: where there is none.
+    """
+    found = newest_checkpoint(directory)
+    if found is None:
+        raise UsageError(
+            f"resume='must': there is no whole checkpoint in {str(directory)!r}; give the folder that has one "
+            "(checkpoint_dir), or resume='auto' to start anew"
+        )
+    return found
+
+
+def _folders(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        return []
+    found = [(int(m.group(1)), p) for p in directory.iterdir() if (m := _FOLDER.match(p.name))]
+    return [path for _, path in sorted(found)]
+
+
+def _damage(folder: Path) -> "str | None":
+    """Says what is wrong with a checkpoint, or None."""
+    try:
+        meta = json.loads((folder / _META).read_text(encoding="utf8"))
+        expected = meta["files"]
+        Position.from_json(meta["position"])
+        int(meta["step"])
+    except FileNotFoundError:
+        return f"{_META} is missing"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{_META} cannot be read: {error}"
+    for name, digest in expected.items():
+        try:
+            found = _digest(folder / name)
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+        if found != digest:
+            return f"{name} is not what was written"
+    return None
+
+
+def _read(folder: Path) -> "Saved | None":
+    if _damage(folder) is not None:
+        return None
+    meta = json.loads((folder / _META).read_text(encoding="utf8"))
+    return Saved(int(meta["step"]), Position.from_json(meta["position"]), folder)
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -1,22 +1,42 @@
 """Small agreements between the workers of a job, on the host, at rare moments."""
 
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UsageError
-from tfdist.strategy import num_workers
+from tfdist.strategy import num_local_replicas, num_workers
+
+
+_gatherers: "weakref.WeakKeyDictionary[tf.distribute.Strategy, Any]" = weakref.WeakKeyDictionary()
 
 
 def gathered(strategy: tf.distribute.Strategy, value: int) -> list[int]:
     """Returns `value` of every worker, in worker order. Every worker must call it."""
     if num_workers(strategy) == 1:
         return [value]
-    local = strategy.experimental_distribute_values_from_function(lambda context: tf.constant([value], tf.int64))
-    values = strategy.gather(local, axis=0).numpy()
-    replicas_per_worker = len(values) // num_workers(strategy)
-    return [int(v) for v in values[::replicas_per_worker]]
+    if strategy not in _gatherers:
+        _gatherers[strategy] = _gatherer(strategy)
+    values = _gatherers[strategy](tf.constant([value], tf.int64)).numpy()
+    return [int(v) for v in values[:: num_local_replicas(strategy)]]
+
+
+def _gatherer(strategy: tf.distribute.Strategy) -> Any:
+    """Returns a compiled gather; TensorFlow's eager one is traced anew at every call."""
+    reference = weakref.ref(strategy)
+
+    @tf.function(autograph=False)
+    def gather(value: tf.Tensor) -> tf.Tensor:
+        strategy = reference()
+
+        def on_replica() -> tf.Tensor:
+            return tf.distribute.get_replica_context().all_gather(value, axis=0)
+
+        return strategy.experimental_local_results(strategy.run(on_replica))[0]
+
+    return gather
 
 
 def any_of(strategy: tf.distribute.Strategy, flag: bool) -> bool:
@@ -69,8 +89,3 @@ def broadcast_from_chief(strategy: tf.distribute.Strategy, variables: Sequence) 
 def broadcast_int(strategy: tf.distribute.Strategy, value: int) -> int:
     """Returns worker 0's `value` on every worker."""
     return gathered(strategy, value)[0]
-
-
-def fingerprint_key(value: int) -> int:
-    """Folds any integer into the range of int64."""
-    return int(np.int64(np.uint64(value % 2**64)))

@@ -92,6 +92,11 @@ def load(spec: str, *, batch_size: int, seed: "int | None" = None) -> Datasets:
     return _of_function(spec, name, rest, batch_size, seed)
 
 
+def is_builtin(spec: str) -> bool:
+    """Whether `spec` names built-in data, which `load` reads without touching a device."""
+    return spec.partition(":")[0] in BUILTIN
+
+
 def _of_function(spec: str, module_name: str, name: str, batch_size: int, seed: "int | None") -> Datasets:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
@@ -119,8 +124,8 @@ def _of_function(spec: str, module_name: str, name: str, batch_size: int, seed: 
     if isinstance(found, tuple) and len(found) in (2, 3):
         return Datasets(ArraySource(found, batch_size=batch_size, seed=seed), name=spec)
     raise UsageError(
-        f"--data={spec!r} returned {type(found).__name__}; it has to return tfdist.data.Datasets, a pair (train, test), "
-        "a tf.data.Dataset of global batches, or arrays (x, y)"
+        f"--data={spec!r} returned {type(found).__name__}; it has to return tfdist.data.Datasets, a pair (train, "
+        "test), a tf.data.Dataset of global batches, or arrays (x, y)"
     )
 
 
