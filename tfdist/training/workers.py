@@ -7,8 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import UsageError
-from tfdist.strategy import num_local_replicas, num_workers
-
+from tfdist.strategy import num_workers, worker_index
 
 _gatherers: "weakref.WeakKeyDictionary[tf.distribute.Strategy, Any]" = weakref.WeakKeyDictionary()
 
@@ -19,8 +18,10 @@ def gathered(strategy: tf.distribute.Strategy, value: int) -> list[int]:
         return [value]
     if strategy not in _gatherers:
         _gatherers[strategy] = _gatherer(strategy)
-    values = _gatherers[strategy](tf.constant([value], tf.int64)).numpy()
-    return [int(v) for v in values[:: num_local_replicas(strategy)]]
+    pairs = _gatherers[strategy](tf.constant([[worker_index(strategy), value]], tf.int64)).numpy()
+    # Several replicas of one worker say the same, in whichever order.
+    by_worker = {int(worker): int(held) for worker, held in pairs}
+    return [by_worker[worker] for worker in range(num_workers(strategy))]
 
 
 def _gatherer(strategy: tf.distribute.Strategy) -> Any:
