@@ -33,7 +33,8 @@ def _gatherer(strategy: tf.distribute.Strategy) -> Any:
         strategy = reference()
 
         def on_replica() -> tf.Tensor:
-            return tf.distribute.get_replica_context().all_gather(value, axis=0)
+            # The copy has this replica's device; an argument has none to gather on.
+            return tf.distribute.get_replica_context().all_gather(tf.identity(value), axis=0)
 
         return strategy.experimental_local_results(strategy.run(on_replica))[0]
 
