@@ -30,7 +30,7 @@ def main() -> None:
     import models
     import tfdist
     from tfdist.optimizers import make_optimizer
-    from tfdist.strategy import is_chief, num_workers
+    from tfdist.strategy import is_chief, leave_together, num_workers
     from tfdist.summary import StepTimes, Summary, peak_memory_mb, weights_sha256
     from tfdist.training.checkpoint import require_checkpoint
 
@@ -99,6 +99,7 @@ def main() -> None:
         print(f"checkpoint: {newest}")
     if config.output.log_dir is not None:
         print(f"TensorBoard log: {config.output.log_dir} (tensorboard --logdir={config.output.log_dir})")
+    leave_together(strategy)
 
 
 def _fit(config, spec, model, optimizer, data, times):

@@ -3,6 +3,8 @@
 import difflib
 import logging
 import os
+import socket
+import time
 import weakref
 from collections.abc import Sequence
 
@@ -110,6 +112,26 @@ def num_workers(strategy: tf.distribute.Strategy) -> int:
     if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy) or resolver is None:
         return 1
     return max(1, len(resolver.cluster_spec().as_dict().get("worker", [])))
+
+
+def leave_together(strategy: tf.distribute.Strategy, *, timeout_s: float = 10.0) -> None:
+    """Ends a job in order: the chief waits until the other workers' servers are gone, at most `timeout_s`.
+
+    The chief serves the job's coordination. A worker that outlives it for a moment reports a lost leader, which
+    looks like a failure at the end of a job that went well. Call it last, where training has succeeded.
+    """
+    if num_workers(strategy) == 1 or not is_chief(strategy):
+        return
+    addresses = strategy.cluster_resolver.cluster_spec().as_dict()["worker"][1:]
+    deadline = time.monotonic() + timeout_s
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        while time.monotonic() < deadline:
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), timeout=1.0).close()
+            except OSError:
+                break
+            time.sleep(0.05)
 
 
 def is_distributed(strategy: tf.distribute.Strategy) -> bool:
