@@ -39,8 +39,8 @@ def main() -> None:
     load = functools.partial(
         tfdist.data.load, config.data.spec, batch_size=config.data.global_batch_size, seed=config.seed
     )
-    is_builtin = tfdist.data.is_builtin(config.data.spec)
-    data = load() if is_builtin else None
+    data = None if tfdist.data.is_function(config.data.spec) else load()
+    sizes = None if data is None else models.config_for(spec, data.train, config.model.sizes)
     if config.output.resume == "must":
         require_checkpoint(config.output.checkpoint_dir)
 
@@ -52,8 +52,9 @@ def main() -> None:
         num_devices=config.devices.num_devices,
         start_timeout=config.devices.start_timeout,
     )
-    data = data or load()
-    sizes = models.config_for(spec, data.train, config.model.sizes)
+    if data is None:
+        data = load()
+        sizes = models.config_for(spec, data.train, config.model.sizes)
     keras.config.set_dtype_policy(config.step.precision)
     with strategy.scope():
         model = models.build(spec, **sizes)
@@ -108,15 +109,7 @@ def _fit(config, spec, model, optimizer, data, times):
 
     import tfdist
     from tfdist.training.save_callback import SaveCheckpoints
-
-    class StopAt(keras.callbacks.Callback):
-        """Ends training at a step; with --steps_per_loop, at the first call that reaches it."""
-
-        same_on_all = True
-
-        def on_train_batch_end(self, batch, logs=None):
-            """Looks whether the step has been reached."""
-            self.model.stop_training |= int(self.model.optimizer.iterations) >= config.loop.steps
+    from tfdist.training.stop_callback import StopAtStep
 
     with model.distribute_strategy.scope():
         model.compile(
@@ -150,7 +143,7 @@ def _fit(config, spec, model, optimizer, data, times):
     epochs = config.loop.epochs
     if epochs is None:
         epochs = -(-config.loop.steps // (data.train.steps_per_epoch or config.loop.steps))
-        callbacks.append(StopAt())
+        callbacks.append(StopAtStep(config.loop.steps))
     history = model.fit(data.train, epochs=epochs, validation_data=data.validation, callbacks=callbacks).history
     metrics = {name: values[-1] for name, values in history.items() if values}
     if data.test is not None:

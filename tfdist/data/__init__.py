@@ -7,7 +7,7 @@ from tfdist.data.layout import Layout
 from tfdist.data.position import Position
 from tfdist.data.rows import num_rows, slice_rows
 from tfdist.data.source import ArraySource, BatchSource, ExampleSource
-from tfdist.data.sources import Datasets, check_labels, is_builtin, load
+from tfdist.data.sources import Datasets, check_labels, is_function, load
 
 __all__ = [
     "ArraySource",
@@ -24,7 +24,7 @@ __all__ = [
     "check_labels",
     "class_weights_of",
     "from_keras",
-    "is_builtin",
+    "is_function",
     "load",
     "make_feed",
     "num_rows",

@@ -38,4 +38,7 @@ def parse(spec: "str | Hook | None") -> Hook:
             parameters[key] = float(value)
         except ValueError:
             raise UsageError(f"hook={spec!r}: {key}={value!r} is no number") from None
-    return HOOKS[name](**parameters)
+    try:
+        return HOOKS[name](**parameters)
+    except UsageError as error:
+        raise UsageError(f"hook={spec!r}: {error}") from None

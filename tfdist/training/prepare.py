@@ -164,6 +164,8 @@ class KerasMethods:
         start = runner.take_resumed(feed) or Position(seams.initial_epoch(model) or initial_epoch, 0, feed.seed)
         checked = False
         for epoch in range(start.epoch, epochs):
+            if runner.last_step is not None and runner.steps_done >= runner.last_step:
+                break
             position = start if epoch == start.epoch else Position(epoch, 0, feed.seed)
             model.reset_metrics()
             callbacks.on_epoch_begin(epoch)

@@ -38,6 +38,7 @@ class Runner:
         self.chief = is_chief(self.strategy)
         self.num_workers = num_workers(self.strategy)
         self.steps_done = 0
+        self.last_step: int | None = None
         self.position: tfdist_data.Position | None = None
         self.resumed_at: tfdist_data.Position | None = None
         self._functions: StepFunctions | None = None
@@ -108,6 +109,8 @@ class Runner:
         step = 0
         while steps is None or step < steps:
             most = steps_per_call if steps is None else min(steps_per_call, steps - step)
+            if self.last_step is not None:
+                most = min(most, self.last_step - self.steps_done)
             done, logs = self.train_call(
                 feed, iterator, most, with_logs=True, before=lambda first=position.step + step: before(first)
             )

@@ -92,9 +92,10 @@ def load(spec: str, *, batch_size: int, seed: "int | None" = None) -> Datasets:
     return _of_function(spec, name, rest, batch_size, seed)
 
 
-def is_builtin(spec: str) -> bool:
-    """Whether `spec` names built-in data, which `load` reads without touching a device."""
-    return spec.partition(":")[0] in BUILTIN
+def is_function(spec: str) -> bool:
+    """Whether `spec` names a function of the user's. Everything else is read without touching a device."""
+    name, colon, _ = spec.partition(":")
+    return bool(colon) and name not in BUILTIN
 
 
 def _of_function(spec: str, module_name: str, name: str, batch_size: int, seed: "int | None") -> Datasets:
