@@ -67,7 +67,7 @@ class Gradients:
 
     def _track_deferred(self, contribution: tf.Tensor, slot: int, frame: Frame) -> None:
         tracker = seams.loss_tracker(self.model)
-        weight = seams.loss_slots(self.model)[slot].loss_weight
+        weight = seams.loss_weight(self.model, slot)
         contribution = tf.cast(contribution, tracker.dtype)
         reported = contribution if weight is None else contribution * weight
         tracker.total.assign_add(reported * tf.cast(frame.total, tracker.dtype))
@@ -107,7 +107,7 @@ class Gradients:
         return gradients, deferred
 
     def _weighted_slot(self, value: tf.Tensor, slot: int) -> tf.Tensor:
-        weight = seams.loss_slots(self.model)[slot].loss_weight
+        weight = seams.loss_weight(self.model, slot)
         return value if weight is None else value * weight
 
     def _compiled(self, forward_backward: Any, frame: Frame) -> tuple:

@@ -86,6 +86,11 @@ def loss_slots(model: keras.Model) -> "list | None":
     return model._compile_loss._flat_losses if model._compile_loss is not None else None
 
 
+def loss_weight(model: keras.Model, slot: int) -> "float | None":
+    """Returns the weight of a compiled loss, or None."""
+    return loss_slots(model)[slot].loss_weights
+
+
 def loss_is_reducible(loss: Any) -> bool:
     """Whether `loss` reduces in Keras's standard way, so that tfdist can do the reduction itself."""
     return isinstance(loss, keras.losses.Loss) and type(loss).__call__ is keras.losses.Loss.__call__
