@@ -21,9 +21,7 @@ def cpu_devices() -> list[str]:
 
     cpu = tf.config.list_physical_devices("CPU")[0]
     try:
-        tf.config.set_logical_device_configuration(
-            cpu, [tf.config.LogicalDeviceConfiguration()] * _NUM_CPU_DEVICES
-        )
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * _NUM_CPU_DEVICES)
     except RuntimeError:  # initialised already: accept it if the devices are there all the same
         pass
     names = [device.name for device in tf.config.list_logical_devices("CPU")]

@@ -59,9 +59,7 @@ def test_wrong_use_is_exit_code_2(args, said, capsys):
     assert out == "" and err.startswith("tfdist: error: ") and said in err
 
 
-@pytest.mark.parametrize(
-    ("error", "code"), [(UsageError("x"), 2), (PeerError("x"), 1), (KeyboardInterrupt(), 130)]
-)
+@pytest.mark.parametrize(("error", "code"), [(UsageError("x"), 2), (PeerError("x"), 1), (KeyboardInterrupt(), 130)])
 def test_errors_become_exit_codes(error, code, monkeypatch):
     def fail(arguments: list[str]) -> int:
         raise error
@@ -72,9 +70,7 @@ def test_errors_become_exit_codes(error, code, monkeypatch):
 
 def test_a_command_gets_its_arguments_untouched(monkeypatch):
     got = []
-    monkeypatch.setitem(
-        cli.COMMANDS, "take", cli.Command("takes", lambda arguments: got.extend(arguments) or 3)
-    )
+    monkeypatch.setitem(cli.COMMANDS, "take", cli.Command("takes", lambda arguments: got.extend(arguments) or 3))
     assert cli.main(["take", "--help", "--", "-x"]) == 3
     assert got == ["--help", "--", "-x"]
 

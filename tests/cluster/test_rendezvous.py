@@ -139,9 +139,7 @@ def test_two_workers_that_claim_one_index(addresses, meet):
             _say_hello(two, hello)
             replies = [Reply.from_line(connection.makefile("rb").readline()) for connection in (one, two)]
         (error,) = chief.result()
-    assert isinstance(error, UsageError) and f"2 processes say that they are worker 1 ({workers[1]})" in str(
-        error
-    )
+    assert isinstance(error, UsageError) and f"2 processes say that they are worker 1 ({workers[1]})" in str(error)
     assert [reply.usage_error for reply in replies] == [str(error)] * 2
 
 
@@ -253,9 +251,7 @@ def test_an_address_of_another_machine_is_refused(address, said, addresses):
     assert "TF_CONFIG" in str(raised.value) and address in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    "options", [{"timeout_s": 0}, {"timeout_s": float("inf")}, {"seed": -1}, {"seed": True}]
-)
+@pytest.mark.parametrize("options", [{"timeout_s": 0}, {"timeout_s": float("inf")}, {"seed": -1}, {"seed": True}])
 def test_refuses_options(options):
     with pytest.raises(UsageError, match=next(iter(options))):
         rendezvous(Cluster.local(), **options)

@@ -97,8 +97,7 @@ _JSON = st.recursive(
 _ADDRESSES = st.lists(st.from_regex(r"[a-c]:[0-9]{1,5}") | _JSON, max_size=3) | _JSON
 _NEARLY_RIGHT = st.fixed_dictionaries(
     {
-        "cluster": st.dictionaries(st.sampled_from(["worker", "chief", "ps"]), _ADDRESSES, max_size=3)
-        | _JSON,
+        "cluster": st.dictionaries(st.sampled_from(["worker", "chief", "ps"]), _ADDRESSES, max_size=3) | _JSON,
         "task": st.fixed_dictionaries(
             {"type": st.sampled_from(["worker", "chief", "ps"]) | _JSON, "index": st.integers(-1, 3) | _JSON}
         )

@@ -136,9 +136,7 @@ def test_a_lost_connection_is_not_the_cause_when_its_cause_follows(script):
     )
     code, text = _launch(2, path)
     assert code == 2
-    assert "worker 1 failed first, with exit code 2" in text and text.endswith(
-        "[worker 1] ValueError: mine\n"
-    )
+    assert "worker 1 failed first, with exit code 2" in text and text.endswith("[worker 1] ValueError: mine\n")
 
 
 def test_a_lost_connection_alone_is_reported_after_a_moment(script):

@@ -20,9 +20,7 @@ def test_ports_are_held_until_released():
         socket.create_server((HOST, port)).close()
 
 
-@pytest.mark.skipif(
-    not Path("/proc/sys/net/ipv4/ip_local_port_range").exists(), reason="only Linux says the range"
-)
+@pytest.mark.skipif(not Path("/proc/sys/net/ipv4/ip_local_port_range").exists(), reason="only Linux says the range")
 def test_ports_are_not_ephemeral_ones():
     low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     if low < 12_000:

@@ -38,9 +38,7 @@ def family(script, start, wait_until, tmp_path):
     return run
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_reaches_all_and_leaves_nothing(number, code, family, alive, remaining):
     launcher, pids = family()
     assert all(map(alive, pids))

@@ -38,6 +38,7 @@ class Parity:
             options: of `tfdist.prepare`.
         """
         import keras
+
         import tfdist
 
         keras.utils.set_random_seed(1)

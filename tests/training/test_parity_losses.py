@@ -88,9 +88,7 @@ def _unequal_tokens(rows=6):
 @pytest.mark.parametrize("accumulate_steps", [1, 3])
 def test_masked_tokens_are_averaged_over_the_whole_batch(parity, accumulate_steps):
     x, y = _unequal_tokens(7)
-    parity.check(
-        _masked_model, _fit(x, y, 6), on=("mirrored2", "mirrored4"), accumulate_steps=accumulate_steps
-    )
+    parity.check(_masked_model, _fit(x, y, 6), on=("mirrored2", "mirrored4"), accumulate_steps=accumulate_steps)
 
 
 def test_masks_with_sample_weights_and_a_regularizer(parity):
@@ -156,7 +154,10 @@ def test_several_outputs_with_loss_weights(parity):
         outputs = {"p": keras.layers.Dense(2, name="p")(joined), "q": keras.layers.Dense(1, name="q")(joined)}
         model = keras.Model(inputs, outputs)
         model.compile(
-            keras.optimizers.SGD(0.05), {"p": "mse", "q": "mae"}, loss_weights={"p": 0.5, "q": 2.0}, metrics={"p": ["mae"]}
+            keras.optimizers.SGD(0.05),
+            {"p": "mse", "q": "mae"},
+            loss_weights={"p": 0.5, "q": 2.0},
+            metrics={"p": ["mae"]},
         )
         return model
 
