@@ -5,6 +5,7 @@
 
 from typing import Any
 
+import keras
 import tensorflow as tf
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters import array_slicing, data_adapter_utils
@@ -19,10 +20,12 @@ def are_arrays(data: Any) -> bool:
 def packed_arrays(x: Any, y: Any, sample_weight: Any, class_weight: "dict | None") -> tuple[Any, ...]:
     """Returns `(x,)`, `(x, y)` or `(x, y, sample_weight)` as dense or ragged arrays in Keras's dtypes.
 
-    Class weights become sample weights, one weight array is repeated for every output.
+    Class weights become sample weights, one weight array is repeated for every output. Lists become tuples, because
+    tf.data takes a list for one tensor.
     """
     adapter = ArrayDataAdapter(x, y, sample_weight=sample_weight, class_weight=class_weight, batch_size=1)
     arrays = array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow")
+    arrays = keras.tree.lists_to_tuples(arrays)
     return arrays if isinstance(arrays, tuple) else (arrays,)
 
 

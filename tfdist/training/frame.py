@@ -3,6 +3,7 @@
 import dataclasses
 import threading
 
+import keras
 import tensorflow as tf
 
 
@@ -40,6 +41,8 @@ class Frame:
         compiled: the code runs inside an XLA cluster, where no replica can talk to another.
         sum_like: tensors from `add_loss` that are sums over the batch (activity regularizers).
         deferred: see `defer`.
+        updated: by id, the non-trainable variables that this replica's layers have assigned to; its micro-batches
+            share it.
     """
 
     count: tf.Tensor
@@ -52,6 +55,7 @@ class Frame:
     compiled: bool = False
     sum_like: list = dataclasses.field(default_factory=list)
     deferred: list[DeferredLoss] = dataclasses.field(default_factory=list)
+    updated: dict[int, keras.Variable] = dataclasses.field(default_factory=dict)
 
     @property
     def loss_weight(self) -> "float | tf.Tensor":

@@ -6,6 +6,7 @@ that reaches an optimizer is weighted by the replica's share before the hook sum
 """
 
 import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -21,7 +22,6 @@ from tfdist.training.collective_state import (
 )
 from tfdist.training.frame import Frame, FrameStack
 from tfdist.training.options import StepOptions
-from tfdist.training.scope import own_step_scope, recorded_updates
 from tfdist.training.update import apply_gradients, scaled
 
 
@@ -40,13 +40,10 @@ class OwnStep:
         self._options = options
 
     def train(self, data: Any, frame: Frame) -> dict:
-        """Runs the model's `train_step` on a replica; returns the logs over all replicas."""
-        updated: dict[int, keras.Variable] = {}
+        """Runs the model's `train_step` on a replica, inside `aggregating`; returns the logs over all replicas."""
         self._frames.push(frame)
-        optimizers = seams.optimizers_of(self.model)
-        with recorded_updates(self.model, self._frames, updated), self._aggregating(optimizers, frame):
-            logs = self._guarded_own_step(self.model.train_step, data, frame)
-        average_updates(list(updated.values()), frame)
+        logs = self._guarded_own_step(self.model.train_step, data, frame)
+        average_updates(list(frame.updated.values()), frame)
         logs = self._reduced_own_logs(logs, frame)
         self._frames.pop()
         return logs
@@ -58,53 +55,56 @@ class OwnStep:
         self._frames.pop()
         return logs
 
+    @contextlib.contextmanager
+    def aggregating(self) -> Iterator[None]:
+        """Makes the optimizers' `apply` aggregate first: each gradient is that of a local loss.
+
+        Enter it outside of `strategy.run`, as `scope.step_scope`.
+        """
+        with contextlib.ExitStack() as stack:
+            for optimizer in seams.optimizers_of(self.model):
+                stack.enter_context(seams.replaced(optimizer, apply=self._apply_through_hook(optimizer)))
+            yield
+
+    def _apply_through_hook(self, optimizer: keras.Optimizer) -> Callable:
+        stock = optimizer.apply
+
+        def apply(grads: Any, trainable_variables: Any = None) -> None:
+            if tf.distribute.in_cross_replica_context():
+                stock(grads, trainable_variables)
+                return
+            variables = list(trainable_variables or self.model.trainable_variables)
+            weight = self._frames.current.loss_weight
+            if not (isinstance(weight, float) and weight == 1.0):
+                grads = [scaled(g, weight) for g in grads]
+            apply_gradients(
+                optimizer,
+                grads,
+                variables,
+                hook=self._options.hook,
+                clip_global_norm=self._options.clip_global_norm,
+                apply=stock,
+            )
+
+        return apply
+
     def _guarded_own_step(self, own_step: Any, data: Any, frame: Frame) -> Any:
         """Runs a model's own step; a replica without examples leaves no trace in example metrics."""
-        with own_step_scope(self.model, self._frames):
-            if isinstance(frame.share, float):
-                return own_step(data)
-            metrics = [m for m in seams.default_metric_states(self.model) if type(m) is not keras.metrics.Mean]
-            variables = metric_variables(metrics)
-            before = [tf.convert_to_tensor(v.value) for v in variables]
-            with tf.control_dependencies(before):
-                logs = own_step(data)
-            kept_where(frame.count > 0, variables, before)
-            return logs
-
-    def _aggregating(self, optimizers: list, frame: Frame) -> Any:
-        """Makes the optimizers' `apply` aggregate first: each gradient is that of a local loss."""
-
-        def apply_through_hook(optimizer: keras.Optimizer) -> Any:
-            stock = optimizer.apply
-
-            def apply(grads: Any, trainable_variables: Any = None) -> None:
-                if tf.distribute.in_cross_replica_context():
-                    stock(grads, trainable_variables)
-                    return
-                variables = list(trainable_variables or self.model.trainable_variables)
-                weight = frame.loss_weight
-                if not (isinstance(weight, float) and weight == 1.0):
-                    grads = [scaled(g, weight) for g in grads]
-                apply_gradients(
-                    optimizer,
-                    grads,
-                    variables,
-                    hook=self._options.hook,
-                    clip_global_norm=self._options.clip_global_norm,
-                    apply=stock,
-                )
-
-            return apply
-
-        stack = contextlib.ExitStack()
-        for optimizer in optimizers:
-            stack.enter_context(seams.replaced(optimizer, apply=apply_through_hook(optimizer)))
-        return stack
+        if isinstance(frame.share, float):
+            return own_step(data)
+        metrics = [m for m in seams.default_metric_states(self.model) if type(m) is not keras.metrics.Mean]
+        variables = metric_variables(metrics)
+        before = [tf.convert_to_tensor(v.value) for v in variables]
+        with tf.control_dependencies(before):
+            logs = own_step(data)
+        kept_where(frame.count > 0, variables, before)
+        return logs
 
     def _reduced_own_logs(self, logs: Any, frame: Frame) -> Any:
         """Replaces metric results by global ones and reduces every other log over the replicas."""
         if not isinstance(logs, dict):
             logs = {"loss": logs}
+        logs = _flattened(logs)
         results = global_metric_results(self.model)
         others = {k: tf.convert_to_tensor(v) for k, v in logs.items() if k not in results}
         if others and frame.num_replicas > 1:
@@ -112,3 +112,11 @@ class OwnStep:
             totals = all_reduce_packed(list(weighted.values()))
             others = dict(zip(weighted, totals, strict=True))
         return {k: results[k] if k in results else others[k] for k in logs}
+
+
+def _flattened(logs: dict) -> dict:
+    """Puts the entries of dicts inside `logs` into it, as Keras does: the compiled metrics' result is such a dict."""
+    flat: dict = {}
+    for name, value in logs.items():
+        flat.update(_flattened(value) if isinstance(value, dict) else {name: value})
+    return flat

@@ -22,14 +22,16 @@ from tfdist.training.losses import global_loss
 def step_scope(model: keras.Model, frames: FrameStack, num_replicas: int) -> Iterator[None]:
     """Makes losses, moments, random seeds and optimizers of `model` see the global batch.
 
-    Enter it outside of `strategy.run`; the replica functions inside push their frames on `frames`.
+    Enter it outside of `strategy.run`: the replicas are traced in turns, each up to its next exchange, so a
+    replacement made inside would be met by the others. What is a replica's own is in the frame that it pushes.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_global_losses(model, frames))
         stack.enter_context(_additional_losses(model, frames))
+        stack.enter_context(_recorded_updates(model, frames))
         for optimizer in seams.optimizers_of(model):
             for part in seams.with_inner_optimizers(optimizer):
-                stack.enter_context(seams.replaced(part, **seams.local_update_methods(part)))
+                stack.enter_context(seams.local_updates(part))
         if num_replicas > 1:
             for generator in seams.seed_generators(model):
                 stack.enter_context(seams.replaced(generator, next=_seed_of_replica(generator)))
@@ -40,8 +42,11 @@ def step_scope(model: keras.Model, frames: FrameStack, num_replicas: int) -> Ite
 
 @contextlib.contextmanager
 def own_step_scope(model: keras.Model, frames: FrameStack) -> Iterator[None]:
-    """Makes the trackers that a model's own step updates with its losses add up to the global loss."""
+    """Makes the losses and trackers that a model's own step calls add up to the global loss; see `step_scope`."""
     with contextlib.ExitStack() as stack:
+        for i, loss in enumerate(seams.losses_of(model)):
+            if seams.loss_is_reducible(loss):
+                stack.enter_context(seams.called_as(loss, global_loss(loss, frames, i)))
         for metric in seams.default_metric_states(model):
             if type(metric) is keras.metrics.Mean:
                 stack.enter_context(seams.replaced(metric, update_state=_mean_of_losses(metric, frames)))
@@ -52,8 +57,8 @@ def own_step_scope(model: keras.Model, frames: FrameStack) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def recorded_updates(model: keras.Model, frames: FrameStack, updated: dict[int, Any]) -> Iterator[None]:
-    """Collects in `updated` the non-trainable float variables that a layer assigns to.
+def _recorded_updates(model: keras.Model, frames: FrameStack) -> Iterator[None]:
+    """Collects in each frame the non-trainable float variables that a layer assigns to.
 
     A replica without examples keeps the old values: its dummy example leaves no trace.
     """
@@ -61,29 +66,35 @@ def recorded_updates(model: keras.Model, frames: FrameStack, updated: dict[int, 
     with contextlib.ExitStack() as stack:
         for variable in seams.non_trainable_variables(model):
             if id(variable) not in synchronized and variable.aggregation == "none":
-                replacement = _recording_assign(variable, frames, updated)
-                stack.enter_context(seams.replaced(variable, assign=replacement))
+                stack.enter_context(seams.replaced(variable, assign=_recording_assign(variable, frames)))
         yield
 
 
 @contextlib.contextmanager
 def _global_losses(model: keras.Model, frames: FrameStack) -> Iterator[None]:
-    slots = seams.loss_slots(model)
-    if slots is None:
-        yield
-        return
-    stock = list(slots)
-    slots[:] = [
-        slot._replace(loss=global_loss(slot.loss, frames, i)) if seams.loss_is_reducible(slot.loss) else slot
-        for i, slot in enumerate(stock)
-    ]
-    try:
-        with contextlib.ExitStack() as stack:
+    stock: list = []
+    with contextlib.ExitStack() as stack:
+
+        def replace() -> None:
+            slots = seams.loss_slots(model)
+            stock[:] = slots
+            slots[:] = [
+                slot._replace(loss=global_loss(slot.loss, frames, i)) if seams.loss_is_reducible(slot.loss) else slot
+                for i, slot in enumerate(stock)
+            ]
             for metric in seams.output_loss_metrics(model):
                 stack.enter_context(seams.replaced(metric, update_state=_output_loss(metric, frames)))
+
+        if seams.loss_slots(model) is not None:
+            replace()
+        else:
+            # The compiled loss of a model with its own step is built when that step first calls it.
+            stack.enter_context(seams.when_loss_is_built(model, replace))
+        try:
             yield
-    finally:
-        slots[:] = stock
+        finally:
+            if stock:
+                seams.loss_slots(model)[:] = stock
 
 
 @contextlib.contextmanager
@@ -124,8 +135,13 @@ def _output_loss(metric: keras.metrics.Mean, frames: FrameStack) -> Callable:
 
 
 def _stock_tracker(metric: keras.metrics.Mean, frames: FrameStack) -> Callable:
+    by_model = _mean_of_losses(metric, frames)
+
     def update_state(value: tf.Tensor, sample_weight: Any = None) -> None:
-        track_loss(metric, tf.cast(value, metric.dtype) / frames.current.num_replicas, frames)
+        if seams.called_by_keras():  # which hands over the value times the number of replicas
+            track_loss(metric, tf.cast(value, metric.dtype) / frames.current.num_replicas, frames)
+        else:
+            by_model(value, sample_weight)
 
     return update_state
 
@@ -146,14 +162,17 @@ def track_loss(metric: keras.metrics.Mean, loss: tf.Tensor, frames: FrameStack) 
 def _mean_of_losses(metric: keras.metrics.Mean, frames: FrameStack) -> Callable:
     stock = metric.update_state
 
-    def update_state(values: Any, sample_weight: Any = None) -> Any:
-        values = tf.convert_to_tensor(values)
-        if values.shape.rank != 0 or sample_weight is not None:
-            return stock(values, sample_weight=sample_weight)
+    def update_state(values: Any, sample_weight: Any = None) -> None:
         frame = frames.current
-        metric.total.assign_add(frame.weighted(tf.cast(values, metric.dtype)))
-        metric.count.assign_add(tf.cast(frame.share, metric.dtype))
-        return None
+        values = tf.cast(tf.convert_to_tensor(values), metric.dtype)
+        if values.shape.rank == 0 and sample_weight is None:
+            metric.total.assign_add(frame.weighted(values))
+            metric.count.assign_add(tf.cast(frame.share, metric.dtype))
+            return
+        # The one example of an empty replica is a dummy: it must not count.
+        present = tf.cast(frame.count > 0, metric.dtype)
+        weights = tf.ones_like(values) if sample_weight is None else tf.cast(sample_weight, metric.dtype)
+        stock(values, sample_weight=weights * present)
 
     return update_state
 
@@ -200,12 +219,14 @@ def _global_moments(layer: keras.layers.BatchNormalization, frames: FrameStack) 
     return moments
 
 
-def _recording_assign(variable: keras.Variable, frames: FrameStack, updated: dict[int, Any]) -> Callable:
+def _recording_assign(variable: keras.Variable, frames: FrameStack) -> Callable:
     stock = variable.assign
 
     def assign(value: Any) -> Any:
-        updated[id(variable)] = variable
+        if not frames.frames:
+            return stock(value)
         frame = frames.current
+        frame.updated[id(variable)] = variable
         if not isinstance(frame.share, float):
             value = tf.where(frame.count > 0, value, tf.convert_to_tensor(variable.value))
         return stock(value)

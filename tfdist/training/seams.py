@@ -5,6 +5,8 @@ class: attributes are replaced on single objects, for as long as a step is being
 """
 
 import contextlib
+import inspect
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -86,6 +88,23 @@ def loss_slots(model: keras.Model) -> "list | None":
     return model._compile_loss._flat_losses if model._compile_loss is not None else None
 
 
+@contextlib.contextmanager
+def when_loss_is_built(model: keras.Model, then: Callable[[], None]) -> Iterator[None]:
+    """Calls `then` as soon as the compiled loss, if there is one, has its slots, while the context lasts."""
+    compiled = model._compile_loss
+    if compiled is None:
+        yield
+        return
+    stock = compiled.build
+
+    def build(y_true: Any, y_pred: Any) -> None:
+        stock(y_true, y_pred)
+        then()
+
+    with replaced(compiled, build=build):
+        yield
+
+
 def loss_weight(model: keras.Model, slot: int) -> "float | None":
     """Returns the weight of a compiled loss, or None."""
     return loss_slots(model)[slot].loss_weights
@@ -150,44 +169,86 @@ def batch_norm_axes(layer: keras.layers.BatchNormalization) -> list[int]:
     return layer._reduction_axes
 
 
-def local_update_methods(optimizer: keras.Optimizer) -> dict[str, Callable]:
-    """Returns replacements that make `optimizer` update one replica's variables and nothing else.
+@contextlib.contextmanager
+def local_updates(optimizer: keras.Optimizer) -> Iterator[None]:
+    """Makes `optimizer` update one replica's variables and nothing else while the context lasts.
 
     Keras's TensorFlow optimizers aggregate and enter `merge_call` inside the update, which `tf.cond` forbids
     (so EMA, accumulation and loss scaling fail under a strategy). Their backend-agnostic base class does the
-    same arithmetic on plain assignments.
+    same arithmetic on plain assignments. It is put between the optimizer's own class and the TensorFlow class,
+    so that what the optimizer's class overrides (Nadam, Muon) still runs, and reaches it through `super()`.
     """
-    methods = {
-        name: getattr(BaseOptimizer, name).__get__(optimizer)
-        for name in (
-            "_apply_weight_decay",
-            "_backend_update_step",
-            "_overwrite_model_variables_with_average_value",
-            "_backend_increment_gradient_accumulators",
-        )
-    }
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        methods["_tf_apply"] = optimizer._common_apply
-    return methods
+    stock = type(optimizer)
+    object.__setattr__(optimizer, "__class__", type(stock.__name__, (stock, _LocalUpdates), {}))
+    own = {"_tf_apply": optimizer._common_apply} if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else {}
+    try:
+        with replaced(optimizer, **own):
+            yield
+    finally:
+        object.__setattr__(optimizer, "__class__", stock)
+
+
+class _LocalUpdates(keras.Optimizer):
+    """The base class's arithmetic instead of the TensorFlow class's, which comes behind this one."""
+
+    _apply_weight_decay = BaseOptimizer._apply_weight_decay
+    _backend_update_step = BaseOptimizer._backend_update_step
+    _backend_increment_gradient_accumulators = BaseOptimizer._backend_increment_gradient_accumulators
+    _overwrite_model_variables_with_average_value = BaseOptimizer._overwrite_model_variables_with_average_value
 
 
 def with_inner_optimizers(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
-    """Returns `optimizer` and those that it wraps."""
+    """Returns `optimizer` and those that it wraps (loss scaling) or gives variables to (MultiOptimizer)."""
+    inner = [getattr(optimizer, "inner_optimizer", None), *(getattr(optimizer, "optimizers", None) or [])]
     found = [optimizer]
-    while isinstance(getattr(found[-1], "inner_optimizer", None), keras.Optimizer):
-        found.append(found[-1].inner_optimizer)
+    for part in inner:
+        if isinstance(part, keras.Optimizer):
+            found.extend(with_inner_optimizers(part))
     return found
 
 
 def optimizers_of(model: keras.Model) -> list[keras.Optimizer]:
-    """Returns the compiled optimizer and every other one that is an attribute of the model."""
-    found: list[keras.Optimizer] = []
-    for value in [model.optimizer, *vars(model).values()]:
-        items = value.values() if isinstance(value, dict) else value
-        for item in items if isinstance(value, list | tuple | dict) else [value]:
-            if isinstance(item, keras.Optimizer) and not any(item is other for other in found):
+    """Returns the compiled optimizer and every other one that the model's own steps can reach."""
+    return _reachable(model, keras.Optimizer, [model.optimizer])
+
+
+def losses_of(model: keras.Model) -> list[keras.losses.Loss]:
+    """Returns the loss objects that the model's own steps can reach, which they may call by themselves."""
+    return _reachable(model, keras.losses.Loss, [])
+
+
+def _reachable(model: keras.Model, kind: type, first: list) -> list:
+    """Objects among `first`, the model's attributes, and what its own steps take from around them, each once."""
+    places = [first, *vars(model).values()]
+    for name in ("train_step", "test_step", "compute_loss"):
+        method = getattr(type(model), name)
+        if method is not getattr(keras.Model, name) and inspect.isfunction(inspect.unwrap(method)):
+            around = inspect.getclosurevars(inspect.unwrap(method))
+            places += [*around.nonlocals.values(), *around.globals.values()]
+    found: list = []
+    for place in places:
+        items = place.values() if isinstance(place, dict) else place
+        for item in items if isinstance(place, list | tuple | dict) else [place]:
+            if isinstance(item, kind) and not any(item is other for other in found):
                 found.append(item)
     return found
+
+
+@contextlib.contextmanager
+def called_as(loss: keras.losses.Loss, call: Callable) -> Iterator[None]:
+    """Makes calls of the object `loss` run `call` while the context lasts (Python finds `__call__` on the class)."""
+    stock = type(loss)
+    instead = type(stock.__name__, (stock,), {"__call__": lambda _, *args, **options: call(*args, **options)})
+    object.__setattr__(loss, "__class__", instead)
+    try:
+        yield
+    finally:
+        object.__setattr__(loss, "__class__", stock)
+
+
+def called_by_keras() -> bool:
+    """Whether the caller of the function that asks is Keras's own step, not a model's."""
+    return sys._getframe(2).f_globals.get("__name__", "").startswith("keras.src.")
 
 
 def default_metric_states(model: keras.Model) -> list[keras.metrics.Metric]:

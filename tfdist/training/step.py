@@ -16,7 +16,7 @@ from tfdist.training.frame import Frame, FrameStack, make_frame
 from tfdist.training.gradients import Gradients, update_metrics
 from tfdist.training.options import BatchLayout, StepOptions
 from tfdist.training.own_step import OwnStep
-from tfdist.training.scope import recorded_updates, step_scope, track_loss
+from tfdist.training.scope import own_step_scope, step_scope, track_loss
 from tfdist.training.update import apply_gradients
 
 
@@ -61,21 +61,26 @@ class Step:
             The logs over the global batch and the epoch so far, equal on all replicas and workers; None
             without `with_logs` (except for a model with its own `train_step`).
         """
-        replica_step = self._own_train if self._own_train_step else self._train
         with step_scope(self.model, self._frames, self.num_replicas):
-            logs = self.strategy.run(replica_step, args=(*batch, layout, with_logs))
-        return self._first(logs)
+            if not self._own_train_step:
+                return self._run(self._train, batch, layout, with_logs)
+            with own_step_scope(self.model, self._frames), self._own.aggregating():
+                return self._run(self._own_train, batch, layout, with_logs)
 
     def test(self, batch: Any, layout: BatchLayout, *, with_logs: bool) -> "dict[str, tf.Tensor] | None":
         """Evaluates one global batch; see `train`."""
-        replica_step = self._own_test if self._own_test_step else self._test
         with step_scope(self.model, self._frames, self.num_replicas):
-            logs = self.strategy.run(replica_step, args=(*batch, layout, with_logs))
-        return self._first(logs)
+            if not self._own_test_step:
+                return self._run(self._test, batch, layout, with_logs)
+            with own_step_scope(self.model, self._frames):
+                return self._run(self._own_test, batch, layout, with_logs)
 
     def logs(self) -> dict[str, tf.Tensor]:
         """Returns the metrics over all replicas since they were last reset."""
         return self._first(self.strategy.run(lambda: global_metric_results(self.model)))
+
+    def _run(self, replica_step: Any, batch: Any, layout: BatchLayout, with_logs: bool) -> Any:
+        return self._first(self.strategy.run(replica_step, args=(*batch, layout, with_logs)))
 
     def _first(self, values: Any) -> Any:
         """Takes the first local replica's values; they are equal on all."""
@@ -96,10 +101,8 @@ class Step:
         optimizer = model.optimizer
         frame = self._frame(count, total, layout)
         self._frames.push(frame)
-        updated: dict[int, keras.Variable] = {}
-        with recorded_updates(model, self._frames, updated):
-            gradients = self._gradients.accumulated(data, frame)
-        average_updates(list(updated.values()), frame)
+        gradients = self._gradients.accumulated(data, frame)
+        average_updates(list(frame.updated.values()), frame)
         logs = global_metric_results(model) if with_logs else None
         variables = model.trainable_variables
         if variables:

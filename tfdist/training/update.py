@@ -20,7 +20,7 @@ def apply_gradients(
 ) -> None:
     """Sums gradients over the replicas and lets the optimizer update every replica's variables.
 
-    Call it in replica context, with the optimizer's methods replaced by `seams.local_update_methods`. Clipping,
+    Call it in replica context, inside `seams.local_updates` of the optimizer. Clipping,
     the finiteness check of loss scaling, accumulation, EMA and weight decay all see the aggregated gradients,
     so every replica decides and computes the same.
 
