@@ -2,7 +2,7 @@
 
 from tfdist.data.adapt import as_source, class_weights_of, from_keras, split_validation, unpack_validation
 from tfdist.data.audit import AuditReport, WorkerShare, audit
-from tfdist.data.feed import Feed, make_feed
+from tfdist.data.feed import Feed, make_feed, per_replica
 from tfdist.data.layout import Layout
 from tfdist.data.position import Position
 from tfdist.data.rows import num_rows, slice_rows
@@ -27,6 +27,7 @@ __all__ = [
     "is_function",
     "load",
     "make_feed",
+    "per_replica",
     "num_rows",
     "slice_rows",
     "split_validation",

@@ -104,14 +104,14 @@ def _read(source: Any, layout: Layout, epoch: int) -> tuple[collections.Counter,
     """Returns how often each example was read by the layout's local replicas, and the number of steps."""
     seen: collections.Counter = collections.Counter()
     feed = make_feed(source, layout, seed=0 if getattr(source, "seed", None) is None else None)
-    elements = 0
-    for data, count, total in feed.dataset(epoch):
-        if int(total) == 0:
+    steps = 0
+    for step in feed.dataset(epoch):
+        if int(step[0][2]) == 0:
             break
-        elements += 1
-        rows = _row_digests(data)[: int(count)]
-        seen.update(rows)
-    return seen, elements // layout.local_replicas
+        steps += 1
+        for data, count, _ in step:
+            seen.update(_row_digests(data)[: int(count)])
+    return seen, steps
 
 
 def _row_digests(data: Any) -> list[bytes]:

@@ -1,12 +1,13 @@
 """From a source to the batches of this process's replicas.
 
-An element of a feed is `(data, count, total)` for one replica: its rows of a global batch, how many they are, and
-how many the global batch has over all replicas. A replica that gets no row gets one dummy row with a count of 0,
-so that every model meets at least one row. After the data, elements with a total of 0 follow without end: a
-stream that never ends needs no agreement between workers on whether all of them still have data, which
-TensorFlow's distributed iterators otherwise seek at every step.
+A feed gives, for each step, a tuple with one `(data, count, total)` for each replica of this process: its rows of
+the global batch, how many they are, and how many the global batch has over all replicas. A replica that gets no row
+gets one dummy row with a count of 0, so that every model meets at least one row. After the data, steps with a total
+of 0 follow without end: a stream that never ends needs no agreement between workers on whether all of them still
+have data, which TensorFlow's distributed iterators otherwise seek at every step.
 """
 
+import functools
 import logging
 import random
 import threading
@@ -28,6 +29,9 @@ _log = logging.getLogger("tfdist")
 
 PRESHARDED_TOTAL = -1
 """The total of a batch whose owner gave each worker its part: the step sums the counts."""
+
+
+_STEPS_AHEAD = 2
 
 
 def make_feed(
@@ -88,13 +92,13 @@ class Feed:
     seed: int = 0
 
     def dataset(self, epoch: int, start_step: int = 0) -> tf.data.Dataset:
-        """Returns the endless dataset of elements for the local replicas, in order, batch by batch."""
+        """Returns the endless dataset of steps, each a tuple of the local replicas' `(data, count, total)`."""
         raise NotImplementedError
 
     def begin_epoch(
         self, strategy: tf.distribute.Strategy, epoch: int, start_step: int = 0
     ) -> tuple[Any, "int | None"]:
-        """Returns an iterator of per-replica elements and the number of steps that the epoch still has."""
+        """Returns an iterator, see `iterator`, and the number of steps that the epoch still has."""
         steps = None if self.steps_per_epoch is None else self.steps_per_epoch - start_step
         return self.iterator(strategy, epoch, start_step), steps
 
@@ -105,7 +109,7 @@ class Feed:
         """Makes the next epoch begin at the start of the data, also where a number of steps was given."""
 
     def iterator(self, strategy: tf.distribute.Strategy, epoch: int, start_step: int = 0) -> Any:
-        """Returns an iterator for use inside a `tf.function`: `next` gives per-replica elements."""
+        """Returns an iterator for use inside a `tf.function`: `per_replica` takes what `next` gives."""
         return _distributed(self.dataset(epoch, start_step), strategy)
 
     @property
@@ -154,9 +158,10 @@ class ExampleFeed(Feed):
         self._open_steps = 0
 
     def dataset(self, epoch: int, start_step: int = 0) -> tf.data.Dataset:
-        """Returns the elements of the local replicas in one epoch, followed by elements with a total of 0."""
+        """Returns the steps of one epoch, followed by steps with a total of 0."""
         none = tf.constant(0, tf.int32)
-        end = tf.data.Dataset.from_tensors((tf.zeros([self._rows or 1], tf.int64), none, none)).repeat()
+        dummy = (tf.zeros([self._rows or 1], tf.int64), none, none)
+        end = tf.data.Dataset.from_tensors((dummy,) * self.layout.local_replicas).repeat()
         return self._gathered(self._picks(epoch, start_step).concatenate(end))
 
     def begin_epoch(
@@ -188,36 +193,38 @@ class ExampleFeed(Feed):
         )
 
     def _picks(self, epoch: Any, start_step: Any) -> tf.data.Dataset:
-        """Returns the (indices, count, total) of the local replicas' elements in one epoch.
+        """Returns, for each step of one epoch, the (indices, count, total) of each local replica.
 
         Only TensorFlow ops: Python in a pipeline that reads ahead can hang the interpreter when it exits.
         """
-        source, layout, local = self.source, self.layout, self.layout.local_replicas
+        source, layout = self.source, self.layout
         order = source.order(epoch, self.seed)
 
-        def pick(element: tf.Tensor) -> tuple:
-            step, replica = element // local, layout.first_replica + element % local
+        def pick(step: tf.Tensor) -> tuple:
             total = tf.minimum(tf.constant(source.batch_size, tf.int64), source.num_examples - step * source.batch_size)
+            return tuple(pick_of(step, total, layout.first_replica + i) for i in range(layout.local_replicas))
+
+        def pick_of(step: tf.Tensor, total: tf.Tensor, replica: int) -> tuple:
             start, count = layout.rows(total, replica)
             # A replica without rows has the batch's first example as its dummy.
             start = step * source.batch_size + tf.where(count > 0, start, 0)
             indices = order[start : start + tf.maximum(count, 1)]
             return indices, tf.cast(count, tf.int32), tf.cast(total, tf.int32)
 
-        begin = tf.cast(start_step, tf.int64) * local
-        return tf.data.Dataset.range(begin, source.steps_per_epoch * local).map(pick)
+        return tf.data.Dataset.range(tf.cast(start_step, tf.int64), source.steps_per_epoch).map(pick)
 
-    def _gathered(self, index: tf.data.Dataset) -> tf.data.Dataset:
+    def _gathered(self, picks: tf.data.Dataset) -> tf.data.Dataset:
         rows = self._rows
 
-        def gather(pick: tf.Tensor, count: tf.Tensor, total: tf.Tensor) -> tuple:
-            data = self.source.gather(pick)
-            if rows is not None:
-                data = tf.nest.map_structure(lambda t: _with_rows(t, rows), data)
-            return data, count, total
+        def gather(*step: tuple) -> tuple:
+            return tuple((gathered(indices), count, total) for indices, count, total in step)
 
-        return index.map(gather, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(
-            2 * self.layout.local_replicas
+        def gathered(indices: tf.Tensor) -> Any:
+            data = self.source.gather(indices)
+            return data if rows is None else tf.nest.map_structure(lambda t: _with_rows(t, rows), data)
+
+        return _without_tuner(
+            picks.map(gather, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True).prefetch(_STEPS_AHEAD)
         )
 
     @property
@@ -263,30 +270,22 @@ class BatchFeed(Feed):
         self._seen = 0
 
     def dataset(self, epoch: int, start_step: int = 0) -> tf.data.Dataset:
-        """Returns the endless dataset of elements of the local replicas."""
+        """Returns the endless dataset of steps."""
         batches = self._batches
         if start_step:
             batches = batches.skip(start_step)
         batches = batches.map(lambda *data: data)
         if self._first_batch is not None:
             batches = self._first_batch.watch(batches)
-        elements = batches.map(lambda *data: (data, True))
         end = tf.data.Dataset.from_tensors((zero_rows(self.element_spec), False)).repeat()
-        elements = elements.concatenate(end)
-        local = self.layout.local_replicas
-        if local == 1:
-            elements = elements.map(
-                lambda data, alive: self._element(data, alive, 0), num_parallel_calls=tf.data.AUTOTUNE
-            )
-        else:
-            # One element for each local replica; they differ in size, so they cannot be stacked and unbatched.
-            elements = elements.flat_map(
-                lambda data, alive: tf.data.Dataset.range(local, output_type=tf.int32).map(
-                    lambda replica: self._element(data, alive, replica)
-                )
-            )
         endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-        return elements.apply(endless).prefetch(2 * local)
+
+        def step(data: Any, alive: tf.Tensor) -> tuple:
+            return tuple(self._element(data, alive, i) for i in range(self.layout.local_replicas))
+
+        steps = batches.map(lambda *data: (data, True)).concatenate(end)
+        steps = steps.map(step, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        return _without_tuner(steps.apply(endless).prefetch(_STEPS_AHEAD))
 
     def begin_epoch(
         self, strategy: tf.distribute.Strategy, epoch: int, start_step: int = 0
@@ -399,18 +398,48 @@ def _crc(arrays: Iterable[np.ndarray], value: int = 0) -> int:
     return value
 
 
+def per_replica(strategy: tf.distribute.Strategy, step: tuple) -> Any:
+    """Returns what a feed's iterator gave for a step as per-replica `(data, count, total)`, for `strategy.run`."""
+    if len(step) == 1:
+        return step[0]
+    first = Layout.of(strategy).first_replica
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: step[int(context.replica_id_in_sync_group) - first]
+    )
+
+
 def _distributed(dataset: tf.data.Dataset, strategy: tf.distribute.Strategy) -> Any:
     options = tf.data.Options()
     options.deterministic = True
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
     dataset = dataset.with_options(options)
-    if num_local_replicas(strategy) > 1:
-        return iter(strategy.distribute_datasets_from_function(lambda context: dataset))
-    # One local replica needs no dealing out, and an iterator of its own is cheaper.
-    device = strategy.extended.parameter_devices[0] if is_distributed(strategy) else ""
-    if "GPU" in device:
-        dataset = dataset.apply(tf.data.experimental.prefetch_to_device(device))
+    devices = strategy.extended.parameter_devices if is_distributed(strategy) else ("",)
+    on_gpus = any("GPU" in device for device in devices)
+    if on_gpus and num_local_replicas(strategy) > 1:
+        # TensorFlow deals the replicas' parts out one by one, and has them on their devices ahead of time.
+        parts = dataset.flat_map(_one_by_one)
+        return iter(strategy.distribute_datasets_from_function(lambda context: parts))
+    if on_gpus:
+        dataset = dataset.apply(tf.data.experimental.prefetch_to_device(devices[0]))
     return iter(dataset)
+
+
+def _one_by_one(*step: tuple) -> tf.data.Dataset:
+    parts = [tf.data.Dataset.from_tensors((part,)) for part in step]
+    return functools.reduce(tf.data.Dataset.concatenate, parts)
+
+
+def _without_tuner(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Turns tf.data's autotuner off, unless the user has turned it on.
+
+    Its thread can miss the end of its iterator and sleep on for up to a minute; whoever drops the iterator waits for
+    it and holds the interpreter's lock meanwhile. Without it, AUTOTUNE means up to 16 calls at a time.
+    """
+    if dataset.options().autotune.enabled is not None:
+        return dataset
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def _batched(spec: tf.TypeSpec, rows: "int | None") -> tf.TypeSpec:

@@ -55,5 +55,6 @@ class Layout:
         """
         each, left = n // self.num_replicas, n % self.num_replicas
         if isinstance(n, tf.Tensor):
+            replica = tf.cast(replica, n.dtype)
             return replica * each + tf.minimum(replica, left), each + tf.cast(replica < left, n.dtype)
         return replica * each + min(replica, left), each + (1 if replica < left else 0)

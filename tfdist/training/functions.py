@@ -4,6 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.data import per_replica
 from tfdist.training.options import BatchLayout
 from tfdist.training.step import Step
 
@@ -66,7 +67,7 @@ class StepFunctions:
     def _run(self, run: Any, name: str, iterator: Any, steps: int, layout: BatchLayout, with_logs: bool) -> Any:
         if steps == 1 or self.run_eagerly:
             for _ in range(steps):
-                build = lambda: lambda it: run(next(it), layout, with_logs=with_logs)  # noqa: E731
+                build = lambda: lambda it: run(self._next(it), layout, with_logs=with_logs)  # noqa: E731
                 logs = self._function((name, layout), build)(iterator)
             return logs
         build = lambda: lambda it, n: self._loop(run, it, n, layout, with_logs)  # noqa: E731
@@ -76,11 +77,14 @@ class StepFunctions:
         """A while loop for all steps but the last, which gives the logs."""
 
         def body(i: tf.Tensor) -> tuple[tf.Tensor]:
-            run(next(iterator), layout, with_logs=False)
+            run(self._next(iterator), layout, with_logs=False)
             return (i + 1,)
 
         tf.while_loop(lambda i: i < steps - 1, body, (tf.constant(0),), parallel_iterations=1)
-        return run(next(iterator), layout, with_logs=with_logs)
+        return run(self._next(iterator), layout, with_logs=with_logs)
+
+    def _next(self, iterator: Any) -> Any:
+        return per_replica(self.step.strategy, next(iterator))
 
     def _function(self, key: tuple, build: Any) -> Any:
         if key not in self._cache:

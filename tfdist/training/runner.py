@@ -244,7 +244,7 @@ class Runner:
 
     def next_batch(self, iterator: Any) -> Any:
         """Returns the next per-replica batch, or None at the end of the data."""
-        batch = next(iterator)
+        batch = tfdist_data.per_replica(self.strategy, next(iterator))
         total = self.strategy.experimental_local_results(batch[2])[0]
         return None if int(total) == 0 else batch
 
