@@ -65,7 +65,7 @@ def from_keras(
     if isinstance(x, ExampleSource | BatchSource):
         if y is not None or sample_weight is not None or class_weight is not None:
             raise UsageError(f"{name} is a tfdist source, which holds labels and weights itself; give no y or weights")
-        return x
+        return x if steps is None else x.with_steps(steps)
     if isinstance(x, tf.data.Dataset):
         return _from_dataset(x, y, sample_weight, class_weight, steps)
     if isinstance(x, keras.utils.PyDataset):
@@ -125,36 +125,7 @@ def _from_arrays(
     if batch_size is None:
         batch_size = -(-rows // steps) if steps else DEFAULT_BATCH_SIZE
     source = ArraySource(arrays, batch_size=batch_size, shuffle=bool(shuffle))
-    if steps is not None and steps != source.steps_per_epoch:
-        return _LimitedArrays(source, steps).stream()
-    return source
-
-
-class _LimitedArrays:
-    """Arrays with a given number of steps in an epoch: the next epoch goes on where one stopped, as in Keras."""
-
-    def __init__(self, source: ArraySource, steps: int):
-        self._source = source
-        self._steps = steps
-
-    def stream(self) -> BatchSource:
-        source = self._source
-
-        def make() -> tf.data.Dataset:
-            size = source.batch_size
-            passes = tf.data.Dataset.counter() if source.shuffle else tf.data.Dataset.range(1)
-
-            def one_pass(index: tf.Tensor) -> tf.data.Dataset:
-                order = tf.range(source.num_examples, dtype=tf.int64)
-                if source.shuffle:
-                    order = tf.random.experimental.stateless_shuffle(order, seed=[17, index])
-                return tf.data.Dataset.from_tensor_slices(order).batch(size)
-
-            batches = passes.flat_map(one_pass).map(source.gather)
-            return batches
-
-        passes = None if source.shuffle else source.steps_per_epoch
-        return BatchSource(make, num_batches=passes, infinite=source.shuffle, steps=self._steps)
+    return source if steps is None else source.with_steps(steps)
 
 
 def _from_dataset(

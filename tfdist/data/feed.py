@@ -139,8 +139,8 @@ class ExampleFeed(Feed):
         self.source = source
         self.layout = layout
         self.batch_size = source.batch_size
-        self.steps_per_epoch = source.steps_per_epoch
-        if not self.steps_per_epoch:
+        self.steps_per_epoch = source.steps or source.steps_per_epoch
+        if not source.steps_per_epoch:
             raise UsageError(
                 f"batch_size={source.batch_size}: there are only {source.num_examples} examples and a last batch that "
                 "is not full is left out, so an epoch has no batch; use a smaller batch_size"
@@ -168,32 +168,46 @@ class ExampleFeed(Feed):
         self, strategy: tf.distribute.Strategy, epoch: int, start_step: int = 0
     ) -> tuple[Any, "int | None"]:
         """Returns an iterator and the steps of the epoch; an epoch that follows the last one shares its iterator."""
-        steps = self.steps_per_epoch - start_step
-        key = (strategy, self.seed, epoch if self.source.shuffle else 0, start_step)
-        if self._open is None or self._open_at != key:
-            self._open = _distributed(self._gathered(self._epochs(epoch, start_step)), strategy)
-        following = epoch + 1 if self.source.shuffle else 0
-        self._open_at = (strategy, self.seed, following, 0)
+        number, first, steps = self._place(epoch)
+        first, steps = first + start_step, steps - start_step
+        if self._open is None or self._open_at != self._key(strategy, number, first):
+            self._open = _distributed(self._gathered(self._passes(number, first)), strategy)
+        ends = first + steps == self.source.steps_per_epoch
+        self._open_at = self._key(strategy, number + 1, 0) if ends else self._key(strategy, number, first + steps)
         self._open_steps = steps
         return self._open, steps
+
+    def _key(self, strategy: tf.distribute.Strategy, number: int, step: int) -> tuple:
+        return strategy, self.seed, number if self.source.shuffle else 0, step
+
+    def _place(self, epoch: int) -> tuple[int, int, int]:
+        """Returns in which pass over the examples `epoch` begins, at which step of it, and how many steps it has."""
+        whole, limit = self.source.steps_per_epoch, self.source.steps
+        if limit is None:
+            return epoch, 0, whole
+        number, part = divmod(epoch, -(-whole // limit))
+        steps = min(limit, whole - part * limit)
+        if steps < limit:
+            _warn_of_short_epoch(steps, limit)
+        return number, part * limit, steps
 
     def end_epoch(self, steps: int) -> None:
         """Keeps the iterator for the next epoch, unless the epoch was left early."""
         if steps != self._open_steps:
             self._open = None
 
-    def _epochs(self, epoch: int, start_step: int) -> tf.data.Dataset:
-        """Returns the picks of `epoch` and all that follow: a new iterator each epoch would cost tens of ms."""
-        first = tf.constant(epoch, tf.int64)
+    def _passes(self, number: int, start_step: int) -> tf.data.Dataset:
+        """Returns the picks of pass `number` and all that follow: a new iterator each epoch would cost tens of ms."""
+        first = tf.constant(number, tf.int64)
         endless = tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         return (
-            tf.data.Dataset.counter(epoch)
-            .flat_map(lambda number: self._picks(number, tf.where(number == first, start_step, 0)))
+            tf.data.Dataset.counter(number)
+            .flat_map(lambda n: self._picks(n, tf.where(n == first, start_step, 0)))
             .apply(endless)
         )
 
     def _picks(self, epoch: Any, start_step: Any) -> tf.data.Dataset:
-        """Returns, for each step of one epoch, the (indices, count, total) of each local replica.
+        """Returns, for each step of one pass, the (indices, count, total) of each local replica.
 
         Only TensorFlow ops: Python in a pipeline that reads ahead can hang the interpreter when it exits.
         """
@@ -267,6 +281,7 @@ class BatchFeed(Feed):
         self.seed = global_seed() or 0
         self._first_batch = _FirstBatch() if source.fingerprinted and not self.presharded else None
         self._continued: Any = None
+        self._begun = False
         self._seen = 0
 
     def dataset(self, epoch: int, start_step: int = 0) -> tf.data.Dataset:
@@ -299,18 +314,14 @@ class BatchFeed(Feed):
             return super().begin_epoch(strategy, epoch, start_step)
         steps = self.source.steps - start_step
         if self._continued is None:
-            self._seen = epoch * self.source.steps + start_step
-            if self.source.num_batches:
-                self._seen %= self.source.num_batches
+            if not self._begun:
+                self._seen = self._batches_seen_before(epoch) + start_step
             self._continued = self.iterator(strategy, epoch, self._seen)
+        self._begun = True
         if self.source.num_batches is not None:
             left = self.source.num_batches - self._seen
             if steps > left:
-                warnings.warn(
-                    f"the data has {left} batches left, fewer than the {steps} steps that were asked for; "
-                    "the epoch is shorter (use dataset.repeat() to go on)",
-                    stacklevel=2,
-                )
+                _warn_of_short_epoch(left, steps)
             steps = min(steps, left)
         return self._continued, steps
 
@@ -328,6 +339,11 @@ class BatchFeed(Feed):
         """Makes the next epoch begin at the start of the stream; one that can be read once only goes on."""
         if not self.source.one_shot:
             self._continued, self._seen = None, 0
+
+    def _batches_seen_before(self, epoch: int) -> int:
+        """Returns where in the stream `epoch` begins; an epoch that reaches its end is cut."""
+        steps, batches = self.source.steps, self.source.num_batches
+        return epoch * steps if batches is None else epoch % -(-batches // steps) * steps
 
     def _replay(self, epochs: int) -> None:
         """Begins the iterations of the epochs before, which is what advances the seeds of its shuffles."""
@@ -389,6 +405,14 @@ class _FirstBatch:
         if not self._known.wait(timeout_s):
             raise PeerError(f"the dataset gave no first batch within {timeout_s:.0f} s")
         return self._value
+
+
+def _warn_of_short_epoch(left: int, steps: int) -> None:
+    warnings.warn(
+        f"the data has {left} batches left, fewer than the {steps} steps that were asked for; the epoch is shorter "
+        "(use dataset.repeat() to go on)",
+        stacklevel=4,
+    )
 
 
 def _crc(arrays: Iterable[np.ndarray], value: int = 0) -> int:

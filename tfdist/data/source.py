@@ -1,6 +1,7 @@
 """Two kinds of data: examples that can be picked by index, and ready streams of global batches."""
 
 import abc
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,9 @@ class ExampleSource(abc.ABC):
 
     num_classes: "int | None" = None
     """Number of classes, where labels are class indices."""
+
+    steps: "int | None" = None
+    """Batches of an epoch, where that is not one pass; the next epoch goes on where one stopped."""
 
     def __init__(
         self, *, batch_size: int, shuffle: bool = True, drop_remainder: bool = False, seed: "int | None" = None
@@ -53,9 +57,17 @@ class ExampleSource(abc.ABC):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of global batches of an epoch."""
+        """Number of global batches of one pass over the examples."""
         full, left = divmod(self.num_examples, self.batch_size)
         return full if self.drop_remainder or not left else full + 1
+
+    def with_steps(self, steps: int) -> "ExampleSource":
+        """Returns this source with epochs of `steps` batches."""
+        if isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 1:
+            raise UsageError(f"steps={steps!r}: an integer of at least 1 is needed")
+        limited = copy.copy(self)
+        limited.steps = None if steps == self.steps_per_epoch else int(steps)
+        return limited
 
     def order(self, epoch: Any, seed: int) -> tf.Tensor:
         """Returns the order of the examples in `epoch`: int64 indices, a function of (seed, epoch) alone."""
@@ -164,6 +176,12 @@ class BatchSource:
         self.one_shot = one_shot
         self.on_epoch_begin = on_epoch_begin or (lambda: None)
         self.on_epoch_end = on_epoch_end or (lambda: None)
+
+    def with_steps(self, steps: int) -> "BatchSource":
+        """Returns this source with epochs of `steps` batches."""
+        limited = copy.copy(self)
+        limited.steps = int(steps)
+        return limited
 
 
 def _length(leaf: Any) -> int:
