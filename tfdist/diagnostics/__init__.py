@@ -1,0 +1,1 @@
+"""Checks of the promise and of the machine."""
