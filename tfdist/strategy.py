@@ -15,6 +15,8 @@ from tensorflow.python.eager import context as tf_context
 from tfdist.cluster import Cluster, rendezvous
 from tfdist.errors import UsageError
 
+_MOST_CPU_DEVICES = 256  # they are for tests; TensorFlow takes hours to make many thousands
+
 STRATEGIES = ("one_device", "mirrored", "multi_worker", "auto")
 
 _log = logging.getLogger("tfdist")
@@ -193,6 +195,8 @@ def _default_devices(name: str, num_devices: "int | None", num_gpus: int) -> lis
         if count > num_gpus:
             raise UsageError(f"num_devices={count}: there are {num_gpus} GPUs; ask for at most {num_gpus}")
         return [f"GPU:{i}" for i in range(count)]
+    if num_devices and num_devices > _MOST_CPU_DEVICES:
+        raise UsageError(f"num_devices={num_devices}: at most {_MOST_CPU_DEVICES} logical CPU devices can be made")
     return [f"CPU:{i}" for i in range(num_devices or 1)]
 
 

@@ -49,6 +49,7 @@ def test_a_strategy_that_fails_is_reported_with_its_own_words():
     found = _verify("--strategies=mirrored", "--devices=100000", "--loops=fit", "--cases=plain")
     assert found.returncode == 1
     assert "mirrored failed with exit code" in found.stderr
+    assert "num_devices=100000: at most 256 logical CPU devices can be made" in found.stderr
 
 
 @pytest.mark.parametrize(

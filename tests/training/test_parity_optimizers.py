@@ -158,15 +158,17 @@ def test_mixed_float16_skips_and_trains_as_one_device(parity):
                 keras.layers.Dense(2, dtype="float32"),
             ]
         )
-        model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=2.0**18), "mse")
+        model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0005), initial_scale=2.0**12), "mse")
         return model
 
-    x, y = _data(16)
-    y *= 100  # overflows at the first scale, until it has been halved
+    x, y = _data(48)
+    y[::8] *= 300  # one example of each batch decides whether the batch overflows, however it is cut
 
     def train(model):
-        model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
-        return {"scale": keras.ops.convert_to_numpy(model.optimizer.dynamic_scale)}
+        model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0)
+        steps = keras.ops.convert_to_numpy(model.optimizer.iterations)
+        assert 0 < steps < 12, "the case needs steps that are taken and steps that are skipped"
+        return {"scale": keras.ops.convert_to_numpy(model.optimizer.dynamic_scale), "steps": steps}
 
     # float16 rounds at 1e-3; the sums of two replicas are rounded once more than one device's.
     parity.check(build, train, on=("mirrored2",), rtol=3e-3, atol=3e-3)

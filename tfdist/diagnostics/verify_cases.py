@@ -92,15 +92,14 @@ def _bfloat16() -> Training:
 
 
 def _float16() -> Training:
-    x, y = _regression(24)
-    return Training(
-        lambda: _dense("mixed_float16"),
-        _mse,
-        # The gradients overflow at first: three of the six steps are skipped, until the scale has been halved.
-        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0005), initial_scale=2.0**12),
-        (x, y * 100),
-        8,
-    )
+    x, y = _regression(48)
+    y[::8] *= 300  # one example of each batch decides whether the batch overflows, however it is cut
+
+    def optimizer() -> keras.Optimizer:
+        # At this scale three of the twelve steps overflow and are skipped.
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0005), initial_scale=2.0**12)
+
+    return Training(lambda: _dense("mixed_float16"), _mse, optimizer, (x, y), 8)
 
 
 def _masked() -> Training:
