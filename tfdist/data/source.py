@@ -71,11 +71,11 @@ class ExampleSource(abc.ABC):
 
     def order(self, epoch: Any, seed: int) -> tf.Tensor:
         """Returns the order of the examples in `epoch`: int64 indices, a function of (seed, epoch) alone."""
-        indices = tf.range(self.num_examples, dtype=tf.int64)
         if not self.shuffle:
-            return indices
-        key = tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
-        return tf.random.experimental.stateless_shuffle(indices, key, alg="philox")
+            return tf.range(self.num_examples, dtype=tf.int64)
+        return _permutation(
+            tf.constant(self.num_examples, tf.int64), tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)
+        )
 
 
 class ArraySource(ExampleSource):
@@ -182,6 +182,13 @@ class BatchSource:
         limited = copy.copy(self)
         limited.steps = int(steps)
         return limited
+
+
+@tf.function(input_signature=[tf.TensorSpec([], tf.int64)] * 3, autograph=False)
+def _permutation(size: tf.Tensor, seed: tf.Tensor, epoch: tf.Tensor) -> tf.Tensor:
+    """A function of its own, so that it is traced once and not by every pipeline."""
+    indices = tf.range(size, dtype=tf.int64)
+    return tf.random.experimental.stateless_shuffle(indices, tf.stack([seed, epoch]), alg="philox")
 
 
 def _length(leaf: Any) -> int:

@@ -21,6 +21,7 @@ class StepFunctions:
         self.step = step
         self.run_eagerly = run_eagerly
         self._cache: dict[tuple, Any] = {}
+        self._bound_to: dict[tuple, tuple] = {}
 
     def train(self, iterator: Any, steps: int, layout: BatchLayout) -> dict[str, tf.Tensor]:
         """Trains `steps` steps on batches from `iterator`; returns the logs after the last of them."""
@@ -68,7 +69,7 @@ class StepFunctions:
         if steps == 1 or self.run_eagerly:
             for _ in range(steps):
                 build = lambda: lambda it: run(self._next(it), layout, with_logs=with_logs)  # noqa: E731
-                logs = self._function((name, layout), build)(iterator)
+                logs = self._bound((name, layout), build, iterator)(iterator)
             return logs
         build = lambda: lambda it, n: self._loop(run, it, n, layout, with_logs)  # noqa: E731
         return self._function((name, "loop", layout), build)(iterator, tf.constant(steps, tf.int32))
@@ -85,6 +86,17 @@ class StepFunctions:
 
     def _next(self, iterator: Any) -> Any:
         return per_replica(self.step.strategy, next(iterator))
+
+    def _bound(self, key: tuple, build: Any, iterator: Any) -> Any:
+        """Returns the function for this iterator, without the search for it among all traces at every step."""
+        first_call = key not in self._cache  # it may create variables, which needs the `tf.function` itself
+        function = self._function(key, build)
+        if first_call or self.run_eagerly:
+            return function
+        known = self._bound_to.get(key)
+        if known is None or known[0] is not iterator:
+            known = self._bound_to[key] = (iterator, function.get_concrete_function(iterator))
+        return known[1]
 
     def _function(self, key: tuple, build: Any) -> Any:
         if key not in self._cache:
