@@ -1,6 +1,7 @@
 """What all tests share. Importing this costs nothing: TensorFlow comes only with `cpu_devices`."""
 
 import os
+from typing import Any
 
 import pytest
 
@@ -28,3 +29,14 @@ def cpu_devices() -> list[str]:
     if len(names) != _NUM_CPU_DEVICES:
         raise RuntimeError(f"TensorFlow was used before the fixture cpu_devices: it has {names}")
     return names
+
+
+@pytest.fixture(scope="session")
+def strategies(cpu_devices: list[str]) -> dict[str, Any]:
+    """One strategy of each kind over logical CPU devices."""
+    import tfdist
+
+    made = {"one_device": tfdist.make_strategy("one_device")}
+    for count in (2, 3, 4):
+        made[f"mirrored{count}"] = tfdist.make_strategy("mirrored", num_devices=count)
+    return made

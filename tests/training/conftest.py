@@ -80,17 +80,6 @@ def plain(value: Any) -> Any:
     return dict(value.history) if hasattr(value, "history") else value
 
 
-@pytest.fixture(scope="session")
-def strategies(cpu_devices: list[str]) -> dict[str, Any]:
-    """One strategy of each kind over logical CPU devices."""
-    import tfdist
-
-    made = {"one_device": tfdist.make_strategy("one_device")}
-    for count in (2, 3, 4):
-        made[f"mirrored{count}"] = tfdist.make_strategy("mirrored", num_devices=count)
-    return made
-
-
 @pytest.fixture
 def parity(strategies: dict[str, Any]) -> Parity:
     """See `Parity`."""
