@@ -29,6 +29,8 @@ from tfdist.training.workers import broadcast_int, gathered
 RESUME = ("auto", "never", "must")
 _FOLDER = re.compile(r"step-(\d{8,})$")
 _META = "checkpoint.json"
+_STATE = "state"
+_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"  # how tf.train.Checkpoint ends the key of a variable
 _log = logging.getLogger("tfdist")
 
 
@@ -102,7 +104,7 @@ class Checkpoints:
             shutil.rmtree(left_over, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".step-{step:08d}-", dir=self.directory))
         try:
-            tf.train.Checkpoint(**self._objects()).write(str(temporary / "state"))
+            tf.train.Checkpoint(**self._objects()).write(str(temporary / _STATE))
             meta = {"step": step, "position": position.to_json(), "files": _digests(temporary)}
             (temporary / _META).write_text(json.dumps(meta, indent=1), encoding="utf8")
             for file in temporary.iterdir():
@@ -151,14 +153,14 @@ class Checkpoints:
                 f"checkpoint_dir={str(self.directory)!r}: not every worker can read the checkpoint of step {step} "
                 "that the chief found; all workers must see the same folder"
             )
-        status = tf.train.Checkpoint(**self._objects()).read(str(saved.path / "state"))
-        try:
-            status.assert_existing_objects_matched()
-        except AssertionError as error:
+        objects = self._objects()
+        misfit = _misfit(objects, saved.path / _STATE)
+        if misfit:
             raise UsageError(
-                f"checkpoint {saved.path} does not fit the model, its optimizer or the hook: {error}; resume with the "
+                f"checkpoint {saved.path} does not fit the model, its optimizer or the hook: {misfit}; resume with the "
                 "configuration that wrote it, or use another checkpoint_dir"
-            ) from None
+            )
+        tf.train.Checkpoint(**objects).read(str(saved.path / _STATE)).assert_existing_objects_matched()
         _log.info("resumed from %s at step %d", saved.path, saved.step)
         return saved
 
@@ -235,6 +237,29 @@ def _damage(folder: Path) -> "str | None":
         if found != digest:
             return f"{name} is not what was written"
     return None
+
+
+def _misfit(objects: dict[str, Any], state: Path) -> "str | None":
+    """Says how a checkpoint's values do not fit the variables, or None; restoring would change some before it fails."""
+    reader = tf.train.load_checkpoint(str(state))
+    shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    for name, variable in objects.items():
+        key, shown = name + _VALUE, variable.name.removesuffix(":0")
+        if key not in shapes:
+            return f"it has no value for {shown} ({_place(name)})"
+        if list(variable.shape) != list(shapes[key]):
+            return f"{shown} has shape {tuple(variable.shape)}, and {tuple(shapes[key])} was saved"
+        if variable.dtype != types[key]:
+            return f"{shown} has type {variable.dtype.name}, and {types[key].name} was saved"
+    for key in sorted(shapes):
+        if key.endswith(_VALUE) and key.removesuffix(_VALUE) not in objects:
+            return f"{_place(key.removesuffix(_VALUE))} was saved, and there is no such variable"
+    return None
+
+
+def _place(name: str) -> str:
+    group, _, number = name.partition("_")
+    return f"{group} {int(number)}"
 
 
 def _read(folder: Path) -> "Saved | None":
