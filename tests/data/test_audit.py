@@ -64,7 +64,7 @@ def test_a_pipeline_with_another_order_at_each_reading_is_named():
 
 
 def test_a_worker_that_drops_and_one_that_reads_twice_are_found():
-    """Each reading of the stream leaves its mark: the second worker's stream lacks its last batch and repeats the first."""
+    """The second worker's stream lacks its last batch and has the first one twice."""
     readings = iter((0, 0, 1))
 
     def make():
