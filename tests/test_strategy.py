@@ -85,9 +85,9 @@ def test_refused_names_touch_no_device_and_logical_devices_are_made():
     out = run("""
         import tfdist, tensorflow as tf
         from tfdist.strategy import _devices_are_initialised
-        for options in ({"name": "x"}, {"name": "mirrored", "num_devices": 999}, {"name": "mirrored", "devices": [":"]}):
+        for name, options in (("x", {}), ("mirrored", {"num_devices": 999}), ("mirrored", {"devices": [":"]})):
             try:
-                tfdist.make_strategy(options.pop("name"), **options)
+                tfdist.make_strategy(name, **options)
             except tfdist.UsageError:
                 pass
         out["early"] = _devices_are_initialised()

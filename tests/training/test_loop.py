@@ -1,4 +1,4 @@
-"""`TrainLoop` on one device and on several: the numbers of `fit`, its callbacks, evaluation, and how often it traces."""
+"""`TrainLoop` on one device and on several: its numbers, callbacks, evaluation, and how often it traces."""
 
 import keras
 import numpy as np
