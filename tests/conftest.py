@@ -1,6 +1,10 @@
 """What all tests share. Importing this costs nothing: TensorFlow comes only with `cpu_devices`."""
 
 import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,3 +44,18 @@ def strategies(cpu_devices: list[str]) -> dict[str, Any]:
     for count in (2, 3, 4):
         made[f"mirrored{count}"] = tfdist.make_strategy("mirrored", num_devices=count)
     return made
+
+
+@pytest.fixture(scope="session")
+def copy_of_repository() -> Callable[[Path], Path]:
+    """Copies what git knows of, as it is now, into a folder, and returns it."""
+    root = Path(__file__).resolve().parents[1]
+
+    def copy(folder: Path) -> Path:
+        known = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=True).stdout
+        for name in map(os.fsdecode, filter(None, known.split(b"\0"))):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, folder / name)
+        return folder
+
+    return copy
