@@ -358,11 +358,14 @@ def test_predict_on_the_chief_only(job):
 def test_train_and_test_on_batch(job):
     x, y = labelled(13)
     model = classifier(job)
-    logs = [
-        model.train_on_batch(x[:5], y[:5], return_dict=True),
-        model.train_on_batch(x[5:6], y[5:6], return_dict=True),  # the second worker gets nothing
-        model.train_on_batch(x[6:], y[6:], sample_weight=np.arange(7.0), return_dict=True),
-        model.train_on_batch(x[6:], y[6:], class_weight={0: 1.0, 1: 3.0, 2: 0.5}, return_dict=True),
-        model.test_on_batch(x, y, return_dict=True),
-    ]
+    logs = []
+    for run, rows, weights in (
+        (model.train_on_batch, slice(0, 5), {}),
+        (model.train_on_batch, slice(5, 6), {}),  # the second worker gets nothing
+        (model.train_on_batch, slice(6, 13), {"sample_weight": np.arange(7.0)}),
+        (model.train_on_batch, slice(6, 13), {"class_weight": {0: 1.0, 1: 3.0, 2: 0.5}}),
+        (model.test_on_batch, slice(0, 13), {}),
+    ):
+        model.reset_metrics()  # Keras 3.12 does not do so by itself
+        logs.append(run(x[rows], y[rows], **weights, return_dict=True))
     return outcome(model, logs=logs)

@@ -140,6 +140,7 @@ def test_nested_inputs_and_outputs(parity):
 
     def train(model):
         history = model.fit([x, -x], [y, y[:, :1]], batch_size=5, epochs=2, shuffle=False, verbose=0).history
+        model.reset_metrics()  # Keras 3.12 does not do so by itself
         batch = model.train_on_batch([x[:5], x[5:10]], [y[:5], y[5:10, :1]], return_dict=True)
         return history, batch, model.predict([x, -x], batch_size=5, verbose=0)
 
@@ -253,12 +254,11 @@ def test_single_batches(parity):
     x, y = _data(7)
 
     def train(model):
-        return (
-            model.train_on_batch(x, y, sample_weight=np.arange(7, dtype="float32")),
-            model.train_on_batch(x[:3], y[:3], return_dict=True),
-            model.test_on_batch(x, y, return_dict=True),
-            model.predict_on_batch(x),
-        )
+        results = [model.train_on_batch(x, y, sample_weight=np.arange(7, dtype="float32"))]
+        for run, rows in ((model.train_on_batch, 3), (model.test_on_batch, 7)):
+            model.reset_metrics()  # Keras 3.12 does not do so by itself
+            results.append(run(x[:rows], y[:rows], return_dict=True))
+        return [*results, model.predict_on_batch(x)]
 
     parity.check(_dense(), train)
 

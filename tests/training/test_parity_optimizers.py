@@ -1,5 +1,7 @@
 """Optimizers: what they clip, accumulate, average and skip is the aggregated gradient, as on one device."""
 
+import inspect
+
 import keras
 import numpy as np
 import pytest
@@ -55,6 +57,8 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(parity, name):
+    if name == "muon" and "rms_rate" not in inspect.signature(keras.optimizers.Muon).parameters:
+        pytest.skip("Muon of Keras 3.12 fails with TensorFlow's own variables, without tfdist too")
     parity.check(_dense(OPTIMIZERS[name]), _fit(*_data(13), 5), on=("mirrored2",))
 
 
