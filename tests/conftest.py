@@ -9,6 +9,10 @@ from typing import Any
 
 import pytest
 
+_ROOT = Path(__file__).resolve().parents[1]
+
+# Processes that tests start find this copy of tfdist, and whatever else this process was told to use.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), os.environ.get("PYTHONPATH"))))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ["KERAS_BACKEND"] = "tensorflow"
@@ -49,13 +53,12 @@ def strategies(cpu_devices: list[str]) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def copy_of_repository() -> Callable[[Path], Path]:
     """Copies what git knows of, as it is now, into a folder, and returns it."""
-    root = Path(__file__).resolve().parents[1]
 
     def copy(folder: Path) -> Path:
-        known = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=True).stdout
+        known = subprocess.run(["git", "ls-files", "-z"], cwd=_ROOT, capture_output=True, check=True).stdout
         for name in map(os.fsdecode, filter(None, known.split(b"\0"))):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(root / name, folder / name)
+            shutil.copy2(_ROOT / name, folder / name)
         return folder
 
     return copy

@@ -1,26 +1,18 @@
 """The `tfdist` command: subcommands, messages, exit codes, and that it starts fast."""
 
-import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-import tfdist.errors
 from tfdist import cli
 from tfdist.errors import PeerError, UsageError
 
 pytestmark = pytest.mark.timeout(60)
 
-_ROOT = str(Path(tfdist.errors.__file__).parents[1])
-
 
 def _run(*args: str, program: tuple[str, ...] = ("-m", "tfdist.cli")) -> subprocess.CompletedProcess:
-    env = {**os.environ, "PYTHONPATH": _ROOT}
-    return subprocess.run(
-        [sys.executable, *program, *args], env=env, capture_output=True, text=True, timeout=50, check=False
-    )
+    return subprocess.run([sys.executable, *program, *args], capture_output=True, text=True, timeout=50, check=False)
 
 
 @pytest.mark.parametrize(

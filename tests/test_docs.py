@@ -43,7 +43,7 @@ def commands() -> list:
 
 
 def environment() -> dict:
-    return {**os.environ, "PYTHONPATH": ".", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return {**os.environ, "PYTHONPATH": f".{os.pathsep}{os.environ['PYTHONPATH']}", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,15 +15,13 @@ import tfdist
 from tfdist.errors import UsageError
 from tfdist.strategy import distributed_strategies, is_chief, num_local_replicas, num_workers, worker_index
 
-ROOT = Path(__file__).resolve().parents[1]
-
 
 def run(code: str, **env: str) -> dict:
     """Runs `code` in a fresh process, where TensorFlow's devices are not initialised; returns what it puts in `out`."""
     program = "import json\nout = {}\n" + textwrap.dedent(code) + "\nprint(json.dumps(out))"
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **env},
+        env={**os.environ, **env},
         capture_output=True,
         text=True,
         timeout=90,

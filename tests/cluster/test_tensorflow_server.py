@@ -2,11 +2,9 @@
 
 import io
 import re
-from pathlib import Path
 
 import pytest
 
-import tfdist.errors
 from tfdist.launch import launch
 
 _SCRIPT = """
@@ -23,8 +21,7 @@ print(f"total {float(total)} seed {seed}")
 def test_multi_worker_strategy_starts_on_the_same_ports(tmp_path):
     (tmp_path / "script.py").write_text(_SCRIPT)
     output = io.BytesIO()
-    root = str(Path(tfdist.errors.__file__).parents[1])
-    code = launch(2, [str(tmp_path / "script.py")], env={"PYTHONPATH": root}, stdout=output)
+    code = launch(2, [str(tmp_path / "script.py")], stdout=output)
     text = output.getvalue().decode()
     assert code == 0, text
     found = re.findall(r"\[worker (\d)\] total 2.0 seed (\d+)", text)

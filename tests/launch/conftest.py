@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import tfdist.errors
-
-_ROOT = str(Path(tfdist.errors.__file__).parents[1])
 _PREAMBLE = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
@@ -96,7 +93,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
     started: list[subprocess.Popen] = []
 
     def run(*args: str, **options: object) -> subprocess.Popen:
-        env = {**os.environ, "PYTHONPATH": _ROOT, "TFDIST_TEST": str(tmp_path)}
+        env = {**os.environ, "TFDIST_TEST": str(tmp_path)}
         process = subprocess.Popen(
             [sys.executable, "-m", "tfdist.cli", "launch", *args],
             **{

@@ -269,7 +269,7 @@ def start_workers(count: int, command: Sequence[str], log: Path, **env: str) -> 
             stdout=stream,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **env},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **env},
             start_new_session=True,
         )
     try:

@@ -359,7 +359,7 @@ def test_train_and_test_on_batch(job):
     x, y = labelled(13)
     model = classifier(job)
     logs = []
-    for run, rows, weights in (
+    for run, part, weights in (
         (model.train_on_batch, slice(0, 5), {}),
         (model.train_on_batch, slice(5, 6), {}),  # the second worker gets nothing
         (model.train_on_batch, slice(6, 13), {"sample_weight": np.arange(7.0)}),
@@ -367,5 +367,5 @@ def test_train_and_test_on_batch(job):
         (model.test_on_batch, slice(0, 13), {}),
     ):
         model.reset_metrics()  # Keras 3.12 does not do so by itself
-        logs.append(run(x[rows], y[rows], **weights, return_dict=True))
+        logs.append(run(x[part], y[part], **weights, return_dict=True))
     return outcome(model, logs=logs)

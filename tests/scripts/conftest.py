@@ -22,7 +22,7 @@ def train(tmp_path: Path) -> Callable[..., dict]:
         done = subprocess.run(
             [sys.executable, *launcher, str(ROOT / "scripts" / "train.py"), f"--summary_json={summary}", *args],
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3", **env},
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", **env},
             capture_output=True,
             text=True,
             timeout=timeout,

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -18,8 +17,6 @@ from tfdist.data import ArraySource, Position
 from tfdist.errors import UsageError
 from tfdist.training.checkpoint import Checkpoints, newest_checkpoint, require_checkpoint
 from tfdist.training.save_callback import SaveCheckpoints
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def data(rows=23):
@@ -333,8 +330,7 @@ while True:
 def test_a_kill_while_saving_leaves_the_one_before(tmp_path, whole):
     """Killed with a checkpoint half written after `whole` others: the newest that is there is whole."""
     folder = tmp_path / "kept"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen([sys.executable, "-c", SAVES_WITHOUT_END, str(folder)], env=environment) as process:
+    with subprocess.Popen([sys.executable, "-c", SAVES_WITHOUT_END, str(folder)]) as process:
         deadline = time.monotonic() + 90
         half_written = False
         while not half_written and time.monotonic() < deadline and process.poll() is None:
