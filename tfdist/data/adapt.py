@@ -154,25 +154,24 @@ def _from_dataset(
 def _from_generator(
     generator: Any, y: Any, sample_weight: Any, class_weight: "dict | None", steps: "int | None"
 ) -> BatchSource:
-    taken = False
-
-    def once() -> Iterator:
-        # A generator is read once: the batches that were looked at for their shape come first.
-        nonlocal taken
-        if taken:
-            return
-        taken = True
-        yield from generator
-
     def weighted() -> Iterator:
-        for batch in once():
+        for batch in generator:
             batch = batch if isinstance(batch, tuple | list) else (batch,)
             if class_weight is not None and len(batch) == 2:
                 batch = (*batch, keras_adapters.class_weights_of(batch[1], class_weight))
             yield tuple(batch)
 
+    batches = weighted()
+    first = next(batches, None)
+    if first is None:
+        raise UsageError("the generator gave nothing; at least one batch is needed")
+
+    def all_batches() -> Iterator:  # a generator can be read once only
+        yield first
+        yield from batches
+
     try:
-        dataset, _ = keras_adapters.batch_dataset(weighted(), y, sample_weight, None)
+        dataset, _ = keras_adapters.batch_dataset(all_batches(), y, sample_weight, None)
     except ValueError as error:
         if isinstance(error, UsageError):
             raise
