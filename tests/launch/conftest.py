@@ -101,6 +101,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen]]:
                 "stderr": subprocess.STDOUT,
                 "env": env,
                 "start_new_session": True,
+                # As a terminal starts it: this suite itself may run under nohup, which children inherit.
+                "preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
                 **options,
             },
         )

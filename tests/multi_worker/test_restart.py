@@ -19,6 +19,7 @@ def run(folder: Path, *arguments: str) -> tuple[int, str]:
     return code, (folder / "log").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "die_at", "begins"), [("fit", "3", "epoch 3 begins"), ("loop", "18", "step 16 begins")]
 )

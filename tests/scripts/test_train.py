@@ -26,6 +26,7 @@ SUMMARY = {
 }
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_configuration_give_the_same_weights(train):
     first, second = (train(*MLP, "--strategy=mirrored", "--num_devices=2") for _ in range(2))
     assert set(first) == SUMMARY | {"stdout", "stderr"}
@@ -58,7 +59,7 @@ def test_strategies_and_loops_agree(train):
     assert runs["multi_worker"]["stdout"].count("test accuracy") == 1
 
 
-@pytest.mark.parametrize("loop", ["fit", "custom"])
+@pytest.mark.parametrize("loop", ["fit", pytest.param("custom", marks=pytest.mark.slow)])
 def test_a_run_that_was_cut_short_goes_on_to_the_same_weights(train, tmp_path, loop):
     every = (*MLP, f"--loop={loop}", "--model_config=dropout=0.3", "--strategy=mirrored", "--num_devices=2")
     kept = ("--checkpoint_dir=kept", "--checkpoint_every=3", "--keep_checkpoints=2")
