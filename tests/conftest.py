@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.parity import Parity
+
 _ROOT = Path(__file__).resolve().parents[1]
 
 # Processes that tests start find this copy of tfdist, and whatever else this process was told to use.
@@ -62,3 +64,9 @@ def copy_of_repository() -> Callable[[Path], Path]:
         return folder
 
     return copy
+
+
+@pytest.fixture
+def parity(strategies: dict[str, Any]) -> Parity:
+    """See `Parity`."""
+    return Parity(strategies)

@@ -30,6 +30,9 @@ BOUNDS: Mapping[str, float] = {
     "weights": 1e-4,
     "sparse": 1e-4,
     "batch_norm": 1e-4,
+    "hook_buckets": 1e-4,
+    "hook_exact_start": 1e-4,
+    "hook_local_sgd": 1e-4,
 }
 """The cases, and the largest difference that is allowed: rounding of the format, a few times over."""
 

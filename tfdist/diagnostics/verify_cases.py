@@ -157,6 +157,21 @@ def _batch_norm() -> Training:
     return Training(model, _mse, _momentum, _regression(13), 5)
 
 
+def _buckets() -> Training:
+    # A bucket for every gradient, with everything that comes after aggregation.
+    return dataclasses.replace(_clip(), options={"hook": "allreduce:bucket_mb=0.00001", "clip_global_norm": 0.5})
+
+
+def _exact_start() -> Training:
+    return dataclasses.replace(_partial(), options={"hook": "powersgd:rank=1,start_step=1000"})
+
+
+def _local_sgd() -> Training:
+    # With SGD, the mean of weights that went one step apart is the step of the mean.
+    options = {"hook": "local_sgd:period=1"}
+    return Training(_dense, _mse, lambda: keras.optimizers.SGD(0.05), _regression(16), 8, options=options)
+
+
 _TRAININGS: dict[str, Callable[[], Training]] = {
     "plain": _plain,
     "clip": _clip,
@@ -168,4 +183,7 @@ _TRAININGS: dict[str, Callable[[], Training]] = {
     "weights": _weights,
     "sparse": _sparse,
     "batch_norm": _batch_norm,
+    "hook_buckets": _buckets,
+    "hook_exact_start": _exact_start,
+    "hook_local_sgd": _local_sgd,
 }

@@ -1,12 +1,27 @@
-"""Hook specs: `allreduce:bucket_mb=4` names a hook and its parameters in one string."""
+"""Hook specs: `powersgd:rank=4` names a hook and its parameters in one string."""
 
+import difflib
 import inspect
 
 from tfdist.errors import UsageError
 from tfdist.hooks.allreduce import AllReduce
 from tfdist.hooks.base import Hook
+from tfdist.hooks.bucketed import AUTO
+from tfdist.hooks.feedback import ErrorFeedback
+from tfdist.hooks.fidelity import Fidelity
+from tfdist.hooks.half import BFloat16, Float16
+from tfdist.hooks.int8 import Int8
+from tfdist.hooks.local_sgd import LocalSGD
+from tfdist.hooks.noop import NoOp
+from tfdist.hooks.powersgd import PowerSGD
+from tfdist.hooks.topk import TopK
 
-HOOKS: dict[str, type[Hook]] = {AllReduce.name: AllReduce}
+HOOKS: dict[str, type[Hook]] = {
+    kind.name: kind for kind in (AllReduce, BFloat16, Float16, Int8, TopK, PowerSGD, LocalSGD, NoOp)
+}
+
+# Whether error feedback comes with a hook that does not say: it costs memory, and helps where much is left out.
+_FEEDBACK = {BFloat16: False, Float16: False, Int8: True, TopK: True, PowerSGD: True}
 
 
 def parse(spec: "str | Hook | None") -> Hook:
@@ -14,10 +29,11 @@ def parse(spec: "str | Hook | None") -> Hook:
 
     Args:
         spec: a string `name[:parameter=value,...]`, a hook object (returned as it is), or None for the
-            exact all-reduce with its default buckets.
+            exact all-reduce. Beside a hook's own parameters, lossy hooks take `error_feedback=0` or `1`, and all but
+            noop take `sample_every=K`, to compare with the exact sum every K steps.
 
     Raises:
-        UsageError: unknown name or parameter, a value that is no number, or an object that is no hook.
+        UsageError: unknown name or parameter, a value that is not allowed, or an object that is no hook.
     """
     if spec is None:
         return AllReduce()
@@ -27,18 +43,42 @@ def parse(spec: "str | Hook | None") -> Hook:
         raise UsageError(f"hook={spec!r} is no hook: give a spec such as 'allreduce' or a tfdist.hooks.Hook object")
     name, _, rest = spec.partition(":")
     if name not in HOOKS:
-        raise UsageError(f"hook={spec!r}: unknown hook {name!r}; choose one of {', '.join(sorted(HOOKS))}")
-    allowed = list(inspect.signature(HOOKS[name].__init__).parameters)[1:]
-    parameters: dict[str, float] = {}
-    for item in filter(None, rest.split(",")):
-        key, equals, value = item.partition("=")
-        if key not in allowed or not equals:
-            raise UsageError(f"hook={spec!r}: unknown parameter {item!r}; {name} takes {', '.join(allowed)}=NUMBER")
-        try:
-            parameters[key] = float(value)
-        except ValueError:
-            raise UsageError(f"hook={spec!r}: {key}={value!r} is no number") from None
+        raise UsageError(
+            f"hook={spec!r}: unknown hook {name!r}; choose one of {', '.join(HOOKS)}{_did_you_mean(name, list(HOOKS))}"
+        )
+    kind = HOOKS[name]
+    own = list(inspect.signature(kind.__init__).parameters)[1:]
+    extra = (["error_feedback"] if kind in _FEEDBACK else []) + (["sample_every"] if kind is not NoOp else [])
+    values = _values(spec, name, rest, own + extra)
+    feedback = values.pop("error_feedback", float(_FEEDBACK.get(kind, False)))
+    if feedback not in (0, 1):
+        raise UsageError(f"hook={spec!r}: error_feedback={feedback!r}: 0 or 1 is needed")
+    sample_every = values.pop("sample_every", None)
     try:
-        return HOOKS[name](**parameters)
+        hook: Hook = kind(**values)
+        if feedback:
+            hook = ErrorFeedback(hook)
+        return hook if sample_every is None else Fidelity(hook, every=sample_every)
     except UsageError as error:
         raise UsageError(f"hook={spec!r}: {error}") from None
+
+
+def _values(spec: str, name: str, text: str, allowed: list[str]) -> dict[str, float]:
+    values: dict[str, float] = {}
+    for item in filter(None, text.split(",")):
+        key, equals, value = item.partition("=")
+        if key not in allowed or not equals:
+            takes = f"{name} takes {', '.join(f'{a}=NUMBER' for a in allowed)}" if allowed else f"{name} takes none"
+            raise UsageError(f"hook={spec!r}: unknown parameter {item!r}; {takes}{_did_you_mean(key, allowed)}")
+        if key == "bucket_mb" and value == AUTO:
+            continue
+        try:
+            values[key] = float(value)
+        except ValueError:
+            raise UsageError(f"hook={spec!r}: {key}={value!r} is no number") from None
+    return values
+
+
+def _did_you_mean(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

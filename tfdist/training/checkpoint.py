@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,10 @@ import tensorflow as tf
 
 from tfdist.data import Position
 from tfdist.errors import UsageError
-from tfdist.hooks import Hook
+from tfdist.hooks import Hook, ReplicaState
 from tfdist.strategy import is_chief
 from tfdist.training import seams
+from tfdist.training.hook_state import gathered_state, restore_state, saved_shape
 from tfdist.training.workers import broadcast_int, gathered
 
 RESUME = ("auto", "never", "must")
@@ -60,7 +62,7 @@ class Checkpoints:
         directory: created when the first checkpoint is written. Shared by all workers.
         model: the model; built, with a built optimizer, before `save` and `restore`.
         strategy: the strategy. Every worker calls `save` and `restore`; the chief writes.
-        hook: its variables are saved too.
+        hook: its state is saved too.
         keep: how many checkpoints stay.
     """
 
@@ -84,7 +86,7 @@ class Checkpoints:
     def save(self, step: int, position: Position) -> "Path | None":
         """Writes a checkpoint, then removes the oldest beyond `keep`.
 
-        Safe to call from every worker: the chief writes, the others go on at once.
+        Every worker calls it: the chief writes, the others go on at once.
 
         Args:
             step: training steps done.
@@ -93,6 +95,8 @@ class Checkpoints:
         Returns:
             The checkpoint's folder, on the chief; None on the others.
         """
+        states = [] if self._hook is None else self._hook.state
+        hook_values = gathered_state(self._strategy, states)
         if not is_chief(self._strategy):
             return None
         final = self.directory / f"step-{step:08d}"
@@ -104,7 +108,10 @@ class Checkpoints:
             shutil.rmtree(left_over, ignore_errors=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".step-{step:08d}-", dir=self.directory))
         try:
-            tf.train.Checkpoint(**self._objects()).write(str(temporary / _STATE))
+            objects = self._objects()
+            with tf.device("CPU:0"):
+                objects |= {_hook_key(i): tf.Variable(value) for i, value in enumerate(hook_values)}
+            tf.train.Checkpoint(**objects).write(str(temporary / _STATE))
             meta = {"step": step, "position": position.to_json(), "files": _digests(temporary)}
             (temporary / _META).write_text(json.dumps(meta, indent=1), encoding="utf8")
             for file in temporary.iterdir():
@@ -154,13 +161,18 @@ class Checkpoints:
                 "that the chief found; all workers must see the same folder"
             )
         objects = self._objects()
-        misfit = _misfit(objects, saved.path / _STATE)
+        states = [] if self._hook is None else self._hook.state
+        misfit = _misfit(objects, states, saved.path / _STATE)
         if misfit:
             raise UsageError(
                 f"checkpoint {saved.path} does not fit the model, its optimizer or the hook: {misfit}; resume with the "
                 "configuration that wrote it, or use another checkpoint_dir"
             )
-        tf.train.Checkpoint(**objects).read(str(saved.path / _STATE)).assert_existing_objects_matched()
+        status = tf.train.Checkpoint(**objects).read(str(saved.path / _STATE))
+        status.assert_existing_objects_matched().expect_partial()  # the hook's state is read below
+        reader = tf.train.load_checkpoint(str(saved.path / _STATE))
+        for i, state in enumerate(states):
+            restore_state(self._strategy, state, reader.get_tensor(_hook_key(i) + _VALUE))
         _log.info("resumed from %s at step %d", saved.path, saved.step)
         return saved
 
@@ -177,8 +189,6 @@ class Checkpoints:
             groups[f"optimizer{i}"] = list(optimizer.variables)
         known = {id(v) for v in variables}
         groups["seed"] = [g.state for g in seams.seed_generators(self._model) if id(g.state) not in known]
-        if self._hook is not None:
-            groups["hook"] = list(self._hook.variables)
         return {
             f"{group}_{i:05d}": variable.value if isinstance(variable, keras.Variable) else variable
             for group, members in groups.items()
@@ -239,22 +249,28 @@ def _damage(folder: Path) -> "str | None":
     return None
 
 
-def _misfit(objects: dict[str, Any], state: Path) -> "str | None":
+def _misfit(objects: dict[str, Any], states: Sequence[ReplicaState], state: Path) -> "str | None":
     """Says how a checkpoint's values do not fit the variables, or None; restoring would change some before it fails."""
     reader = tf.train.load_checkpoint(str(state))
     shapes, types = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    for name, variable in objects.items():
+    wanted = {name: (variable, variable.shape) for name, variable in objects.items()}
+    wanted |= {_hook_key(i): (held.variable, saved_shape(held)) for i, held in enumerate(states)}
+    for name, (variable, shape) in wanted.items():
         key, shown = name + _VALUE, variable.name.removesuffix(":0")
         if key not in shapes:
             return f"it has no value for {shown} ({_place(name)})"
-        if list(variable.shape) != list(shapes[key]):
-            return f"{shown} has shape {tuple(variable.shape)}, and {tuple(shapes[key])} was saved"
+        if not tf.TensorShape(shape).is_compatible_with(shapes[key]):
+            return f"{shown} has shape {tuple(shape)}, and {tuple(shapes[key])} was saved"
         if variable.dtype != types[key]:
             return f"{shown} has type {variable.dtype.name}, and {types[key].name} was saved"
     for key in sorted(shapes):
-        if key.endswith(_VALUE) and key.removesuffix(_VALUE) not in objects:
+        if key.endswith(_VALUE) and key.removesuffix(_VALUE) not in wanted:
             return f"{_place(key.removesuffix(_VALUE))} was saved, and there is no such variable"
     return None
+
+
+def _hook_key(number: int) -> str:
+    return f"hook_{number:05d}"
 
 
 def _place(name: str) -> str:

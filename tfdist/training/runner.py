@@ -18,7 +18,7 @@ from tfdist.training.functions import StepFunctions
 from tfdist.training.options import BatchLayout, StepOptions
 from tfdist.training.report import StepListener, StepReport
 from tfdist.training.step import Step
-from tfdist.training.workers import gathered, require_equal
+from tfdist.training.workers import broadcast_int, gathered, require_equal
 
 
 class Runner:
@@ -58,7 +58,8 @@ class Runner:
             build_model(model, spec, self.strategy)
             if not self._hook_built:
                 with self.strategy.scope():
-                    self.options.hook.build([v.value for v in model.trainable_variables])
+                    self.options.hook.build(model.trainable_variables)
+                self.options.hook.tune(self.strategy, lambda value: broadcast_int(self.strategy, value))
                 self._hook_built = True
             self._functions = StepFunctions(
                 Step(model, self.strategy, self.options), run_eagerly=bool(model.run_eagerly)

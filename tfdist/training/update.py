@@ -6,6 +6,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.errors import UsageError
 from tfdist.hooks import Hook
 
 
@@ -32,9 +33,20 @@ def apply_gradients(
         clip_global_norm: largest norm of all aggregated gradients together.
         apply: the optimizer's own `apply`, where the instance's is replaced.
     """
-    present = [g for g in gradients if g is not None]
-    aggregated = iter(hook.aggregate(present))
-    gradients = [None if g is None else next(aggregated) for g in gradients]
+    scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if scaling and not hook.replicas_agree:
+        raise UsageError(
+            f"hook={hook.name!r}: replicas train by themselves, so loss scaling would skip a step on some and not on "
+            "others; use precision float32 or mixed_bfloat16, which need no loss scaling"
+        )
+    present = [i for i, g in enumerate(gradients) if g is not None]
+    # A lossy hook may keep what it leaves out, which must not change its meaning when the loss scale changes.
+    factor = optimizer.scale_loss(tf.ones([])) if scaling and hook.lossy else None
+    given = [gradients[i] if factor is None else scaled(gradients[i], 1.0 / factor) for i in present]
+    aggregated = hook.aggregate(given, [variables[i] for i in present]) if present else []
+    gradients = list(gradients)
+    for i, gradient in zip(present, aggregated, strict=True):
+        gradients[i] = gradient if factor is None else scaled(gradient, factor)
     apply = apply or optimizer.apply
 
     def update(strategy: tf.distribute.Strategy, gradients: list) -> None:
@@ -52,6 +64,8 @@ def apply_gradients(
         strategy.extended.update(variables[0].value, on_one_replica, args=tuple(gradients), group=False)
 
     tf.distribute.get_replica_context().merge_call(update, args=(gradients,))
+    if present:
+        hook.after_update([variables[i] for i in present])
 
 
 def clip_by_global_norm(gradients: Sequence[Any], bound: tf.Tensor) -> list[Any]:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pytest
 
 RTOL, ATOL = 1e-4, 1e-6
 
@@ -78,9 +77,3 @@ class Parity:
 def plain(value: Any) -> Any:
     """Returns histories as dicts, everything else as it is."""
     return dict(value.history) if hasattr(value, "history") else value
-
-
-@pytest.fixture
-def parity(strategies: dict[str, Any]) -> Parity:
-    """See `Parity`."""
-    return Parity(strategies)

@@ -1,0 +1,152 @@
+"""The base of hooks that work bucket by bucket."""
+
+import abc
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import UsageError
+from tfdist.hooks.base import Gradient, Hook, HookReport
+from tfdist.hooks.buckets import MEBIBYTE, make_buckets, wire_bytes
+from tfdist.hooks.tuning import measure
+
+AUTO = "auto"
+_UNTUNED_MB = 4.0
+_log = logging.getLogger("tfdist")
+
+
+class BucketedHook(Hook):
+    """Lays gradients out in buckets; a subclass says how one bucket is summed.
+
+    Sparse gradients are gathered and stay sparse, also where a dense sum would be smaller: Keras's adaptive optimizers
+    square the parts of a row that occurs twice one by one, so a dense sum would train unlike one device.
+
+    Args:
+        bucket_mb: largest size of a bucket in MiB. "auto" measures the link between the workers before the first step
+            and takes the size at which latency is a tenth of a bucket's time.
+    """
+
+    def __init__(self, *, bucket_mb: "float | str" = AUTO):
+        super().__init__()
+        is_size = isinstance(bucket_mb, int | float) and not isinstance(bucket_mb, bool) and bucket_mb > 0
+        if bucket_mb != AUTO and not is_size:
+            raise UsageError(
+                f"bucket_mb={bucket_mb!r}: a size in MiB above 0 is needed, or auto; e.g. {self.name}:bucket_mb=4"
+            )
+        self._is_auto = bucket_mb == AUTO
+        self.bucket_mb = _UNTUNED_MB if self._is_auto else float(bucket_mb)
+        self._costs: dict[tuple[int, ...], tuple[int, int]] = {}
+
+    def tune(self, strategy: tf.distribute.Strategy, agree: Callable[[int], int]) -> None:
+        """Measures the link and chooses the size of buckets, unless the user has; the log says what was found."""
+        if not self._is_auto or not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+            return
+        if strategy.num_replicas_in_sync == 1:
+            return
+        link = measure(strategy, self.transport)
+        self.bucket_mb = agree(round(link.bucket_mb * 1000)) / 1000
+        _log.info(
+            "hook %s: bucket_mb=%.2f, as an all-reduce takes %.1f ms and moves %.0f MB/s here",
+            self.name,
+            self.bucket_mb,
+            1e3 * link.latency_s,
+            link.bytes_per_second / 1e6,
+        )
+
+    @abc.abstractmethod
+    def exchange_bucket(
+        self, buffer: tf.Tensor, variables: Sequence[keras.Variable]
+    ) -> tuple[tf.Tensor, tf.Tensor, int]:
+        """Sums one bucket.
+
+        Args:
+            buffer: this replica's gradients, of shape (elements,).
+            variables: all variables of the step, whose buckets come one after the other.
+
+        Returns:
+            The sum over all replicas; what this replica has put into it, both of the shape of `buffer`; and the bytes
+            that it sends for that.
+        """
+
+    def end_step(self, totals: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> None:  # noqa: B027
+        """Is called in replica context with the sums of a step's dense gradients; most hooks do nothing."""
+
+    def aggregate(self, gradients: list[Gradient], variables: Sequence[keras.Variable]) -> list[Gradient]:
+        """Returns the sum of `gradients` over all replicas (see `Hook.aggregate`)."""
+        return self.exchange(gradients, variables)[0]
+
+    def exchange(
+        self, gradients: list[Gradient], variables: Sequence[keras.Variable]
+    ) -> tuple[list[Gradient], list[Gradient]]:
+        """Returns the sums over all replicas, and what this replica has put into each."""
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        if replicas == 1 or not gradients:
+            return list(gradients), list(gradients)
+        shaped = [_shaped(g, v) for g, v in zip(gradients, variables, strict=True)]
+        totals, own, sent = self.exchange_step(shaped, variables)
+        all_dense = sum(self.dense_bytes(v, replicas) for v in variables)
+        self._costs[tuple(id(v) for v in variables)] = sent, all_dense
+        return totals, own
+
+    def exchange_step(
+        self, gradients: list[Gradient], variables: Sequence[keras.Variable]
+    ) -> tuple[list[Gradient], list[Gradient], int]:
+        """Does what `exchange` does on several replicas; returns the bytes that this one sends as well."""
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        totals: list[Any] = [None] * len(gradients)
+        own: list[Any] = list(gradients)
+        sent = 0
+        dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
+        packed = [gradients[i] for i in dense]
+        for bucket in make_buckets(packed, self.bucket_bytes):
+            total, mine, sent_bytes = self.exchange_bucket(bucket.pack(packed), variables)
+            sent += sent_bytes
+            for i, part, own_part in zip(bucket.indices, bucket.unpack(total), bucket.unpack(mine), strict=True):
+                totals[dense[i]], own[dense[i]] = part, own_part
+        for i, gradient in enumerate(gradients):
+            if isinstance(gradient, tf.IndexedSlices):
+                totals[i] = self._gathered(gradient)
+                sent += self._gathered_bytes(gradient, replicas)
+        self.end_step([totals[i] for i in dense], variables)
+        return totals, own, sent
+
+    @property
+    def report(self) -> "HookReport | None":
+        """What one replica sends in a step."""
+        if not self._costs:
+            return None
+        return HookReport(*map(sum, zip(*self._costs.values(), strict=True)))
+
+    @property
+    def bucket_bytes(self) -> float:
+        """Largest size of a bucket in bytes."""
+        return self.bucket_mb * MEBIBYTE
+
+    def dense_bytes(self, variable: keras.Variable, replicas: int) -> int:
+        """Returns what one replica sends for the exact all-reduce of a dense gradient of `variable`."""
+        return wire_bytes(self.transport, tf.convert_to_tensor(variable.value), replicas)
+
+    def sum_exactly(self, buffer: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, int]:
+        """Returns what `exchange_bucket` does, for the exact sum."""
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        return self.transport.all_reduce(buffer), buffer, wire_bytes(self.transport, buffer, replicas)
+
+    def _gathered(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+        context = tf.distribute.get_replica_context()
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, gradient)
+
+    def _gathered_bytes(self, gradient: tf.IndexedSlices, replicas: int) -> int:
+        parts = (gradient.values, gradient.indices)
+        return sum(
+            self.transport.all_gather_bytes((p.shape.num_elements() or 0) * p.dtype.size, replicas) for p in parts
+        )
+
+
+def _shaped(gradient: Gradient, variable: keras.Variable) -> Gradient:
+    """Returns a dense gradient with its variable's shape, which the backward pass does not always know."""
+    if isinstance(gradient, tf.IndexedSlices) or gradient.shape.is_fully_defined():
+        return gradient
+    return tf.reshape(gradient, variable.shape)

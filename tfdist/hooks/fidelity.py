@@ -1,0 +1,117 @@
+"""How faithful a lossy hook is: its sum next to the exact one, every few steps."""
+
+from collections.abc import Callable, Sequence
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import UsageError
+from tfdist.hooks.allreduce import AllReduce
+from tfdist.hooks.base import Gradient, Hook, HookReport
+from tfdist.hooks.choice import either
+from tfdist.hooks.state import GroupValue, ReplicaState
+from tfdist.transport import Transport
+
+
+class Fidelity(Hook):
+    """Compares the sum that `hook` gives with the exact one, every `every` steps; `report` tells what was found.
+
+    Between workers only the steps that are looked at pay for the exact sum. Replicas of one process do at every step.
+
+    Args:
+        hook: any hook that returns sums.
+        every: steps between two looks; the first step is one.
+    """
+
+    def __init__(self, hook: Hook, *, every: int = 100):
+        if not isinstance(hook, Hook):
+            raise UsageError(f"Fidelity: {hook!r} is no hook")
+        if isinstance(every, bool) or int(every) != every or every < 1:
+            raise UsageError(f"every={every!r}: an integer of at least 1 is needed")
+        self.hook = hook
+        self.every = int(every)
+        self._exact = AllReduce()
+        super().__init__()
+        self.name = hook.name
+        self.lossy = hook.lossy
+        self.replicas_agree = hook.replicas_agree
+        self._values: dict[str, GroupValue] = {}
+        self._groups: dict[int, Sequence[keras.Variable]] = {}
+
+    @property
+    def transport(self) -> Transport:
+        """The transport of the hook within."""
+        return self.hook.transport
+
+    @transport.setter
+    def transport(self, transport: Transport) -> None:
+        self.hook.transport = self._exact.transport = transport
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Creates the counter and the last values found."""
+        self.hook.build(variables)
+        self._values = {
+            "step": GroupValue(variables, tf.constant(0, tf.int64), name="fidelity_step"),
+            "cosine": GroupValue(variables, tf.constant(float("nan")), name="fidelity_cosine"),
+            "error": GroupValue(variables, tf.constant(float("nan")), name="fidelity_error"),
+        }
+
+    def tune(self, strategy: tf.distribute.Strategy, agree: Callable[[int], int]) -> None:
+        """Passes it on to the hook within."""
+        self.hook.tune(strategy, agree)
+
+    @property
+    def state(self) -> list[ReplicaState]:
+        """The counter, the last values, and the state of the hook within."""
+        return [*self.hook.state, *(value.state for value in self._values.values())]
+
+    def aggregate(self, gradients: list[Gradient], variables: Sequence[keras.Variable]) -> list[Gradient]:
+        """Returns the sum that the hook within gives."""
+        totals = self.hook.aggregate(gradients, variables)
+        if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
+            return totals
+        step = self._values["step"].get(variables)
+        self._values["step"].set(variables, step + 1)
+        dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor) and isinstance(totals[i], tf.Tensor)]
+        if dense:
+            before = [self._values[name].get(variables) for name in ("cosine", "error")]
+
+            def look() -> list[tf.Tensor]:
+                exact = self._exact.aggregate([gradients[i] for i in dense], [variables[i] for i in dense])
+                return _compared([totals[i] for i in dense], exact)
+
+            found = either(step % self.every == 0, look, lambda: before)
+            for name, value in zip(("cosine", "error"), found, strict=True):
+                self._values[name].set(variables, value)
+            self._groups[id(variables[0])] = variables
+        return totals
+
+    def after_update(self, variables: Sequence[keras.Variable]) -> None:
+        """Passes it on to the hook within."""
+        self.hook.after_update(variables)
+
+    @property
+    def report(self) -> "HookReport | None":
+        """That of the hook within, with the last values found; the mean where there are several optimizers."""
+        inner = self.hook.report
+        if inner is None or not self._groups:
+            return inner
+        found = {}
+        for name in ("cosine", "error"):
+            local = tf.distribute.get_strategy().experimental_local_results(self._values[name].state.variable)
+            places = [self._values[name].place(group) for group in self._groups.values()]
+            found[name] = float(tf.reduce_mean(tf.gather(tf.convert_to_tensor(local[0]), places)))
+        return HookReport(inner.bytes_per_step, inner.dense_bytes_per_step, found["cosine"], found["error"])
+
+
+def _compared(found: Sequence[tf.Tensor], exact: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Returns the cosine similarity and the relative error of all tensors together."""
+
+    def dot(first: Sequence[tf.Tensor], second: Sequence[tf.Tensor]) -> tf.Tensor:
+        pairs = zip(first, second, strict=True)
+        return tf.add_n([tf.reduce_sum(tf.cast(a, tf.float32) * tf.cast(b, tf.float32)) for a, b in pairs])
+
+    norm = tf.sqrt(dot(exact, exact))
+    difference = [a - b for a, b in zip(found, exact, strict=True)]
+    cosine = tf.math.divide_no_nan(dot(found, exact), tf.sqrt(dot(found, found)) * norm)
+    return [cosine, tf.math.divide_no_nan(tf.sqrt(dot(difference, difference)), norm)]

@@ -1,0 +1,107 @@
+"""Local SGD: replicas train by themselves and average their weights now and then."""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import UsageError
+from tfdist.hooks.base import Gradient
+from tfdist.hooks.bucketed import AUTO, BucketedHook
+from tfdist.hooks.buckets import make_buckets
+from tfdist.hooks.choice import either
+from tfdist.hooks.noop import times
+from tfdist.hooks.state import GroupValue, ReplicaState
+
+
+class LocalSGD(BucketedHook):
+    """Updates every replica with its own gradients, and averages the weights every `period` steps.
+
+    Momentum and all other state of the optimizer stay local: they are neither sent nor reset, as averages over time
+    they forget where they began. A checkpoint holds the chief's, which a resumed run takes over. Between two averages
+    the replicas differ, so evaluate and save after a multiple of `period` steps. With SGD and period=1 it is the
+    exact all-reduce.
+
+    Use it where even compressed gradients are too much for the link. Reference: Stich, Local SGD converges fast and
+    communicates little, ICLR 2019; Lin et al., Don't use large mini-batches, use local SGD, ICLR 2020 (start_step).
+
+    Args:
+        period: steps between two averages.
+        start_step: steps with exact aggregation at first.
+        bucket_mb: see `BucketedHook`.
+    """
+
+    name = "local_sgd"
+    lossy = True
+    replicas_agree = False
+
+    def __init__(self, *, period: int = 8, start_step: int = 0, bucket_mb: "float | str" = AUTO):
+        super().__init__(bucket_mb=bucket_mb)
+        for name, value, least in (("period", period, 1), ("start_step", start_step, 0)):
+            if isinstance(value, bool) or int(value) != value or value < least:
+                raise UsageError(f"{name}={value!r}: an integer of at least {least} is needed, e.g. local_sgd:period=8")
+        self.period = int(period)
+        self.start_step = int(start_step)
+        self._step: GroupValue | None = None
+
+    def build(self, variables: Sequence[keras.Variable]) -> None:
+        """Creates the step counter."""
+        self._step = GroupValue(variables, tf.constant(0, tf.int64), name="local_sgd_step")
+
+    @property
+    def state(self) -> list[ReplicaState]:
+        """The counter, equal on all replicas."""
+        return [self._step.state]
+
+    def exchange_bucket(
+        self, buffer: tf.Tensor, variables: Sequence[keras.Variable]
+    ) -> tuple[tf.Tensor, tf.Tensor, int]:
+        """Returns the exact sum; see `BucketedHook.exchange_bucket`."""
+        return self.sum_exactly(buffer)
+
+    def aggregate(self, gradients: list[Gradient], variables: Sequence[keras.Variable]) -> list[Gradient]:
+        """Returns this replica's gradients as if all replicas had the same, or the exact sums until `start_step`."""
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        if replicas == 1 or not self.start_step:
+            return [times(g, replicas) for g in gradients]
+        dense = [tf.convert_to_tensor(g) for g in gradients]
+        exactly = super().aggregate
+        begun = self._step.get(variables) >= self.start_step
+        return either(begun, lambda: [times(g, replicas) for g in dense], lambda: exactly(dense, variables))
+
+    def after_update(self, variables: Sequence[keras.Variable]) -> None:
+        """Counts the step, and averages the weights where it is time."""
+        context = tf.distribute.get_replica_context()
+        if context.num_replicas_in_sync == 1:
+            return
+        step = self._step.get(variables) + 1
+        self._step.set(variables, step)
+        due = (step % self.period == 0) & (step >= self.start_step)
+        values = [tf.convert_to_tensor(v.value) for v in variables]
+        averages = either(due, lambda: self._averages(values), lambda: values)
+        replicas = context.num_replicas_in_sync
+        sent = sum(self.dense_bytes(v, replicas) for v in variables)
+        self._costs[tuple(id(v) for v in variables)] = (sent // self.period, sent)
+
+        def assign(strategy: tf.distribute.Strategy, due: tf.Tensor, averages: list) -> None:
+            for variable, average in zip(variables, averages, strict=True):
+                strategy.extended.update(variable.value, _assigned, args=(due, average), group=False)
+
+        context.merge_call(assign, args=(due, averages))
+
+    def _averages(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        averages: list = [None] * len(values)
+        for bucket in make_buckets(values, self.bucket_bytes):
+            total, _, _ = self.sum_exactly(bucket.pack(values) / replicas)
+            for i, part in zip(bucket.indices, bucket.unpack(total), strict=True):
+                averages[i] = part
+        return averages
+
+
+def _assigned(variable: tf.Variable, due: tf.Tensor, average: tf.Tensor) -> None:
+    def assign() -> tf.Tensor:
+        variable.assign(average)
+        return tf.constant(0)
+
+    tf.cond(due, assign, lambda: tf.constant(0))
