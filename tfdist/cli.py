@@ -130,9 +130,16 @@ def _verify(arguments: list[str]) -> int:
     return verify(arguments)
 
 
+def _bench(arguments: list[str]) -> int:
+    from tfdist.diagnostics.bench import main as bench
+
+    return bench(arguments)
+
+
 COMMANDS: dict[str, Command] = {
     "launch": Command("start a script in several worker processes on this machine", _launch),
     "verify": Command("check on this machine that every strategy gives the numbers of one device", _verify),
+    "bench": Command("time all-reduces between worker processes on this machine", _bench),
 }
 
 

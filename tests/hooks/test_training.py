@@ -73,6 +73,7 @@ def test_sparse_gradients(parity):
         parity.check(build, train, on=("mirrored2",), hook=hook, rtol=0.05, atol=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hook", LOSSY)
 def test_lossy_hooks_learn(strategies, hook):
     losses = {}
@@ -89,7 +90,7 @@ def test_lossy_hooks_learn(strategies, hook):
 @pytest.mark.parametrize(
     "hook", ["fp16", "int8", "powersgd:rank=2,start_step=4", "topk:ratio=0.2", "local_sgd:period=4"]
 )
-@pytest.mark.parametrize("stop", [3, 7])
+@pytest.mark.parametrize("stop", [3, pytest.param(7, marks=pytest.mark.slow)])
 def test_training_goes_on_bit_for_bit(strategies, tmp_path, hook, stop):
     optimizer = lambda: keras.optimizers.Adam(0.02)  # noqa: E731
     if "local_sgd" in hook:

@@ -77,7 +77,7 @@ def fit(model, folder=None, stop=None, epochs=4, **options):
     return model.fit(x, y, batch_size=5, epochs=epochs, verbose=0, callbacks=callbacks)
 
 
-@pytest.mark.parametrize("name", ["one_device", "mirrored2", "mirrored3"])
+@pytest.mark.parametrize("name", ["one_device", "mirrored2", pytest.param("mirrored3", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("stop", [3, 5, 12], ids=["in the first epoch", "between epochs", "in a later epoch"])
 def test_fit_goes_on_bit_for_bit(strategies, tmp_path, name, stop):
     unbroken = made(strategies[name])
@@ -92,7 +92,7 @@ def test_fit_goes_on_bit_for_bit(strategies, tmp_path, name, stop):
 
 
 @pytest.mark.filterwarnings("ignore:the data has .* batches left")
-@pytest.mark.parametrize("stop", [1, 2, 3, 4, 6, 7])
+@pytest.mark.parametrize("stop", [2, 3, 6, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4, 7))])
 def test_fit_with_steps_per_epoch_goes_on_bit_for_bit(strategies, tmp_path, stop):
     """Epochs of two steps that walk through five batches: the position within the examples has to be right."""
     x, y = data()

@@ -4,17 +4,16 @@ import argparse
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 
 from tfdist.config import did_you_mean
+from tfdist.diagnostics.processes import OptionParser, end
 from tfdist.errors import EXIT_DONE, EXIT_FAILED, UsageError
 
 STRATEGIES = ("one_device", "mirrored", "multi_worker")
@@ -137,7 +136,7 @@ def _trained(
         except subprocess.TimeoutExpired:
             code = None
         finally:
-            _end(process)
+            end(process)
     if code == 0:
         return [dict(np.load(folder / f"{strategy}.{i}.npz", allow_pickle=False)) for i in range(workers)]
     what = f"did not end within {options.timeout:g} s (--timeout)" if code is None else f"failed with exit code {code}"
@@ -147,17 +146,6 @@ def _trained(
 
 class _NotTrainedError(RuntimeError):
     """A strategy could not be trained at all."""
-
-
-def _end(process: subprocess.Popen) -> None:
-    """Ends the process if it still runs; the launcher takes its workers along."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(timeout=40)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
 
 
 def _compared(
@@ -191,11 +179,11 @@ def difference(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def _table(rows: list[Row], failures: int) -> str:
-    lines = [f"{'strategy':<13} {'replicas':>8}  {'loop':<7} {'case':<11} {'difference':>10} {'bound':>9}"]
+    lines = [f"{'strategy':<13} {'replicas':>8}  {'loop':<7} {'case':<16} {'difference':>10} {'bound':>9}"]
     for row in rows:
         verdict = "ok" if row.ok else f"EXCEEDED by {row.where}"
         lines.append(
-            f"{row.strategy:<13} {row.replicas:>8}  {row.loop:<7} {row.case:<11} {row.difference:>10.1e} "
+            f"{row.strategy:<13} {row.replicas:>8}  {row.loop:<7} {row.case:<16} {row.difference:>10.1e} "
             f"{row.bound:>9.1e}  {verdict}"
         )
     wrong = sum(not row.ok for row in rows)
@@ -255,13 +243,8 @@ def _perturbation(text: "str | None", cases: list[str]) -> tuple[str, float]:
     return case, number
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} ('{self.prog} --help' says more)")
-
-
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = OptionParser(
         prog="tfdist verify",
         description="Trains small models under every strategy, with fit and with TrainLoop, and compares weights, "
         "losses and metrics\nwith stock Keras on one device. A difference is the largest one in an array, as a part of "

@@ -22,6 +22,7 @@ def build_model(model: keras.Model, spec: Any, strategy: tf.distribute.Strategy)
     own_step = seams.has_own_train_step(model)
     layers_built = all(layer.built for layer in seams.layers(model))
     with strategy.scope():
+        seams.seed_generators(model)  # Keras makes its global one when first asked for: not while a step is traced
         if not layers_built or not (own_step or seams.compiled_parts_built(model)):
             _trace(model, spec, with_loss=not own_step)
         optimizer = model.optimizer
