@@ -94,7 +94,6 @@ def test_callback_of_one_worker_ends_the_run_of_all(job):
 def test_resume_in_the_middle_of_an_epoch_is_exact(job):
     """A second loop goes on from the checkpoint of step 7 of an epoch of 5; bit for bit the unbroken run."""
     x, y = labelled(23)
-    keras.utils.set_random_seed(5)  # takes Keras's global seed generator away, until it is asked for again
 
     def make():
         with job.scope():

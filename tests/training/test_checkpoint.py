@@ -371,3 +371,29 @@ def test_save_checkpoints_needs_a_prepared_model_and_sound_arguments(strategies,
 def test_save_checkpoints_every_few_steps(strategies, tmp_path):
     fit(made(strategies["one_device"]), tmp_path, epochs=2, every=4, keep=10)
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-{step:08d}" for step in (4, 8, 10)]
+
+
+@pytest.mark.parametrize("name", ["one_device", "mirrored2"])
+def test_a_step_that_fails_while_it_is_traced_leaves_checkpoints_whole(strategies, tmp_path, name):
+    """Whatever Keras makes when it is first asked for (its global seed generator) must not be made in that trace."""
+
+    def fails(y_true, y_pred):
+        if isinstance(y_pred, tf.Tensor) and len(calls) >= 1:
+            raise RuntimeError("mine")
+        calls.append(1)
+        return tf.reduce_mean(tf.square(y_true - y_pred))
+
+    calls: list = []
+    with strategies[name].scope():
+        keras.utils.set_random_seed(5)  # takes the generator away
+        broken = build()
+        broken.compile("sgd", fails)
+    with pytest.raises(RuntimeError, match="mine"):
+        fit(tfdist.prepare(broken))
+    with strategies[name].scope():
+        model = build()
+    fit(tfdist.prepare(model), tmp_path, stop=3)
+    with strategies[name].scope():
+        resumed = build()
+    fit(tfdist.prepare(resumed), tmp_path, resume="must")
+    assert newest_checkpoint(tmp_path).step == 20
