@@ -150,6 +150,25 @@ def test_sums_over_devices_are_right_with_the_chosen_communication(strategies, c
             np.testing.assert_array_equal(found, whole)
 
 
+def test_sums_over_devices_do_not_depend_on_whose_memory_is_free(strategies):
+    """AddN would begin with the third replica's value, which nobody else needs: (1 - 1e8) + 1e8 is 0 in float32."""
+    strategy = strategies["mirrored3"]
+    held = [tf.constant([1e8] * 4), tf.constant([-1e8] * 4)]
+
+    @tf.function(autograph=False)
+    def reduced(x):
+        def replica(x):
+            context = tf.distribute.get_replica_context()
+            replica_id = int(tf.get_static_value(context.replica_id_in_sync_group))
+            mine = x + 1.0 if replica_id == 2 else held[replica_id]
+            return context.all_reduce("sum", mine)
+
+        return strategy.run(replica, args=(x,))
+
+    for part in strategy.experimental_local_results(reduced(tf.zeros([4]))):
+        np.testing.assert_array_equal(part, [1.0] * 4)
+
+
 def test_the_communication_that_is_not_taken_is_still_wrong(cpu_devices):
     """Why `ReductionToOneDevice` is chosen on CPU devices: once this fails, the faster one can be tried again."""
     ops = tf.distribute.HierarchicalCopyAllReduce()

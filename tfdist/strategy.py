@@ -235,7 +235,16 @@ def _cross_device_ops(devices: Sequence[str]) -> "tf.distribute.CrossDeviceOps |
     """
     if all("GPU" in device.upper() for device in devices) and len(devices) > 1:
         return tf.distribute.NcclAllReduce()
-    return tf.distribute.ReductionToOneDevice()
+    return tf.distribute.ReductionToOneDevice(accumulation_fn=_sum_in_order)
+
+
+def _sum_in_order(values: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns the sum, in the order of the replicas.
+
+    AddN begins with whichever input's memory it may write to, which depends on timing: from three summands on, two
+    runs would differ in the last bit. (A chain of additions is no way out, as it is rewritten to AddN.)
+    """
+    return tf.add_n(values) if len(values) < 3 else tf.reduce_sum(tf.stack(values), axis=0)
 
 
 def _multi_worker(

@@ -82,7 +82,7 @@ def test_rows_of_a_short_run(tmp_path):
     assert set(rows) == {"noop", "stock", "allreduce", "bf16"}
     assert rows["noop"]["to_ceiling"] == rows["stock"]["to_stock"] == 1.0
     assert rows["noop"]["bytes"] == 0 and rows["bf16"]["bytes"] < 0.6 * rows["allreduce"]["bytes"]
-    assert rows["allreduce"]["bytes"] == rows["stock"]["bytes"]
+    assert rows["allreduce"]["bytes"] >= rows["stock"]["bytes"]  # the embedding's gradient stays sparse
     assert all(row["ms"] > 0 and f"| {hook} |" in done.stdout for hook, row in rows.items())
 
 

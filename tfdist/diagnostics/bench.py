@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tfdist.diagnostics.processes import OptionParser, end
+from tfdist.diagnostics.command import OptionParser, end, require_at_least, require_folder, write_json
 from tfdist.errors import EXIT_DONE, EXIT_FAILED, UsageError
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}
@@ -51,18 +51,13 @@ def main(arguments: Sequence[str]) -> int:
         options = _parser().parse_args(arguments)
     except SystemExit:
         return EXIT_DONE
-    for name, value, least in (
-        ("--workers", options.workers, 2),
-        ("--rounds", options.rounds, 1),
-        ("--timeout", options.timeout, 1),
-    ):
-        if value < least:
-            raise UsageError(f"{name}={value}: a number of at least {least} is needed")
+    require_at_least(
+        {"--workers": (options.workers, 2), "--rounds": (options.rounds, 1), "--timeout": (options.timeout, 1)}
+    )
     smallest, largest = (_size(name, text) for name, text in (("--from", options.smallest), ("--to", options.largest)))
     if smallest > largest:
         raise UsageError(f"--from={options.smallest} is larger than --to={options.largest}")
-    if options.json and not Path(options.json).absolute().parent.is_dir():
-        raise UsageError(f"--json={options.json}: there is no folder {Path(options.json).absolute().parent}")
+    require_folder("--json", options.json)
     sizes = [smallest]
     while sizes[-1] * options.factor <= largest:
         sizes.append(sizes[-1] * options.factor)
@@ -71,11 +66,8 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_FAILED
     print(_table(rows))
     if options.json:
-        path = Path(options.json)
-        temporary = path.with_name(path.name + ".new")
         found = [{**dataclasses.asdict(row), "algbw": row.algbw, "busbw": row.busbw} for row in rows]
-        temporary.write_text(json.dumps(found, indent=1) + "\n")
-        temporary.replace(path)
+        write_json(options.json, found)
     return EXIT_FAILED if any(row.wrong for row in rows) else EXIT_DONE
 
 

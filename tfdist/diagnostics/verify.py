@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from tfdist.config import did_you_mean
-from tfdist.diagnostics.processes import OptionParser, end
+from tfdist.diagnostics.command import OptionParser, end, require_at_least, require_folder, write_json
 from tfdist.errors import EXIT_DONE, EXIT_FAILED, UsageError
 
 STRATEGIES = ("one_device", "mirrored", "multi_worker")
@@ -75,15 +74,10 @@ def main(arguments: Sequence[str]) -> int:
     loops = _chosen("--loops", options.loops, LOOPS)
     cases = _chosen("--cases", options.cases, tuple(BOUNDS))
     perturbed, size = _perturbation(options.perturb, cases)
-    for name, value, least in (
-        ("--workers", options.workers, 2),
-        ("--devices", options.devices, 0),
-        ("--timeout", options.timeout, 1),
-    ):
-        if value < least:
-            raise UsageError(f"{name}={value}: a number of at least {least} is needed")
-    if options.json and not Path(options.json).absolute().parent.is_dir():
-        raise UsageError(f"--json={options.json}: there is no folder {Path(options.json).absolute().parent}")
+    require_at_least(
+        {"--workers": (options.workers, 2), "--devices": (options.devices, 0), "--timeout": (options.timeout, 1)}
+    )
+    require_folder("--json", options.json)
     rows: list[Row] = []
     failures = 0
     with tempfile.TemporaryDirectory(prefix="tfdist-verify-") as folder:
@@ -105,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
             rows += _compared(strategy, found, expected, loops, cases)
     print(_table(rows, failures))
     if options.json:
-        _write(Path(options.json), rows, failures)
+        write_json(options.json, _report(rows, failures))
     return EXIT_DONE if _all_ok(rows, failures) else EXIT_FAILED
 
 
@@ -196,8 +190,8 @@ def _table(rows: list[Row], failures: int) -> str:
     return "\n".join(lines)
 
 
-def _write(path: Path, rows: list[Row], failures: int) -> None:
-    report = {
+def _report(rows: list[Row], failures: int) -> dict:
+    return {
         "ok": _all_ok(rows, failures),
         "rows": [
             {**dataclasses.asdict(row), "difference": row.difference if np.isfinite(row.difference) else None}
@@ -205,9 +199,6 @@ def _write(path: Path, rows: list[Row], failures: int) -> None:
             for row in rows
         ],
     }
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_text(json.dumps(report, indent=1) + "\n")
-    temporary.replace(path)
 
 
 def _plant(found: dict[str, np.ndarray], case: str, size: float) -> None:

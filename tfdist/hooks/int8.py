@@ -63,7 +63,8 @@ class Int8(BucketedHook):
         gathered = self.transport.all_gather(message)
         parts = [self._restored(gathered[i], blocks, size) for i in range(context.num_replicas_in_sync)]
         sent = self.transport.all_gather_bytes(message.shape.num_elements() * 4, context.num_replicas_in_sync)
-        return tf.add_n(parts), self._restored(message, blocks, size), sent
+        # Not tf.add_n, whose order, and so the last bit, depends on timing.
+        return tf.reduce_sum(tf.stack(parts), axis=0), self._restored(message, blocks, size), sent
 
     def end_step(self, totals: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> None:
         """Counts the step."""
