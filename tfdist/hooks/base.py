@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
+from tfdist.errors import UsageError
 from tfdist.hooks.state import ReplicaState
 from tfdist.transport import CollectiveTransport, Transport
 
@@ -33,6 +34,18 @@ class HookReport:
     def compression_ratio(self) -> float:
         """How many times fewer bytes travel than with an exact all-reduce."""
         return self.dense_bytes_per_step / self.bytes_per_step if self.bytes_per_step else float("inf")
+
+
+def whole_number(name: str, value: float, *, least: int, example: str = "") -> int:
+    """Returns `value`, which a spec gives as a float, as an int.
+
+    Raises:
+        UsageError: naming `name`, where it is none of at least `least`.
+    """
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not float(value).is_integer() or value < least:
+        raise UsageError(f"{name}={value!r}: an integer of at least {least} is needed{example and f', e.g. {example}'}")
+    return int(value)
 
 
 class Hook(abc.ABC):

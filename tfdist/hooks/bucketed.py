@@ -134,6 +134,17 @@ class BucketedHook(Hook):
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         return self.transport.all_reduce(buffer), buffer, wire_bytes(self.transport, buffer, replicas)
 
+    def sum_all_exactly(self, tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], int]:
+        """Returns the exact sums of `tensors` over all replicas, and the bytes that this one sends for them."""
+        totals: list[Any] = [None] * len(tensors)
+        sent = 0
+        for bucket in make_buckets(tensors, self.bucket_bytes):
+            total, _, sent_bytes = self.sum_exactly(bucket.pack(tensors))
+            sent += sent_bytes
+            for i, part in zip(bucket.indices, bucket.unpack(total), strict=True):
+                totals[i] = part
+        return totals, sent
+
     def _gathered(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
         context = tf.distribute.get_replica_context()
         return context.all_reduce(tf.distribute.ReduceOp.SUM, gradient)

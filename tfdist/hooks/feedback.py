@@ -33,7 +33,6 @@ class ErrorFeedback(Hook):
                 f"ErrorFeedback: {getattr(hook, 'name', type(hook).__name__)!r} is no lossy hook that tells what it "
                 "sends; give bf16, fp16, int8, topk, powersgd, or a BucketedHook with lossy = True"
             )
-        super().__init__()
         self.hook = hook
         self.name = hook.name
         self._memory: dict[int, ReplicaState] = {}
@@ -45,8 +44,7 @@ class ErrorFeedback(Hook):
 
     @transport.setter
     def transport(self, transport: Transport) -> None:
-        if hasattr(self, "hook"):
-            self.hook.transport = transport
+        self.hook.transport = transport
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the memory: zeros like every variable with floating-point gradients."""

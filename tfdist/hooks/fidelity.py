@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist.errors import UsageError
 from tfdist.hooks.allreduce import AllReduce
-from tfdist.hooks.base import Gradient, Hook, HookReport
+from tfdist.hooks.base import Gradient, Hook, HookReport, whole_number
 from tfdist.hooks.choice import either
 from tfdist.hooks.state import GroupValue, ReplicaState
 from tfdist.transport import Transport
@@ -26,12 +26,10 @@ class Fidelity(Hook):
     def __init__(self, hook: Hook, *, every: int = 100):
         if not isinstance(hook, Hook):
             raise UsageError(f"Fidelity: {hook!r} is no hook")
-        if isinstance(every, bool) or int(every) != every or every < 1:
-            raise UsageError(f"every={every!r}: an integer of at least 1 is needed")
         self.hook = hook
-        self.every = int(every)
+        self.every = whole_number("every", every, least=1)
         self._exact = AllReduce()
-        super().__init__()
+        self._exact.transport = hook.transport
         self.name = hook.name
         self.lossy = hook.lossy
         self.replicas_agree = hook.replicas_agree

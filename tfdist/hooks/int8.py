@@ -29,7 +29,7 @@ class Int8(BucketedHook):
 
     def __init__(self, *, block: int = 256, bucket_mb: "float | str" = AUTO):
         super().__init__(bucket_mb=bucket_mb)
-        if isinstance(block, bool) or int(block) != block or block < 4 or block % 4:
+        if isinstance(block, bool) or not float(block).is_integer() or block < 4 or block % 4:
             raise UsageError(f"block={block!r}: a multiple of 4 of at least 4 is needed, e.g. int8:block=256")
         self.block = int(block)
         self._step: GroupValue | None = None

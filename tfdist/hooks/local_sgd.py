@@ -5,10 +5,8 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from tfdist.errors import UsageError
-from tfdist.hooks.base import Gradient
+from tfdist.hooks.base import Gradient, whole_number
 from tfdist.hooks.bucketed import AUTO, BucketedHook
-from tfdist.hooks.buckets import make_buckets
 from tfdist.hooks.choice import either
 from tfdist.hooks.noop import times
 from tfdist.hooks.state import GroupValue, ReplicaState
@@ -37,11 +35,8 @@ class LocalSGD(BucketedHook):
 
     def __init__(self, *, period: int = 8, start_step: int = 0, bucket_mb: "float | str" = AUTO):
         super().__init__(bucket_mb=bucket_mb)
-        for name, value, least in (("period", period, 1), ("start_step", start_step, 0)):
-            if isinstance(value, bool) or int(value) != value or value < least:
-                raise UsageError(f"{name}={value!r}: an integer of at least {least} is needed, e.g. local_sgd:period=8")
-        self.period = int(period)
-        self.start_step = int(start_step)
+        self.period = whole_number("period", period, least=1, example="local_sgd:period=8")
+        self.start_step = whole_number("start_step", start_step, least=0, example="local_sgd:period=8")
         self._step: GroupValue | None = None
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
@@ -78,8 +73,8 @@ class LocalSGD(BucketedHook):
         self._step.set(variables, step)
         due = (step % self.period == 0) & (step >= self.start_step)
         values = [tf.convert_to_tensor(v.value) for v in variables]
-        averages = either(due, lambda: self._averages(values), lambda: values)
         replicas = context.num_replicas_in_sync
+        averages = either(due, lambda: self.sum_all_exactly([v / replicas for v in values])[0], lambda: values)
         sent = sum(self.dense_bytes(v, replicas) for v in variables)
         self._costs[tuple(id(v) for v in variables)] = (sent // self.period, sent)
 
@@ -88,15 +83,6 @@ class LocalSGD(BucketedHook):
                 strategy.extended.update(variable.value, _assigned, args=(due, average), group=False)
 
         context.merge_call(assign, args=(due, averages))
-
-    def _averages(self, values: list[tf.Tensor]) -> list[tf.Tensor]:
-        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-        averages: list = [None] * len(values)
-        for bucket in make_buckets(values, self.bucket_bytes):
-            total, _, _ = self.sum_exactly(bucket.pack(values) / replicas)
-            for i, part in zip(bucket.indices, bucket.unpack(total), strict=True):
-                averages[i] = part
-        return averages
 
 
 def _assigned(variable: tf.Variable, due: tf.Tensor, average: tf.Tensor) -> None:

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from tfdist.errors import UsageError
-from tfdist.hooks.base import Gradient
+from tfdist.hooks.base import Gradient, whole_number
 from tfdist.hooks.bucketed import AUTO, BucketedHook
-from tfdist.hooks.buckets import make_buckets
 from tfdist.hooks.choice import either
 from tfdist.hooks.state import GroupValue, ReplicaState, replica_state
 
@@ -39,11 +37,8 @@ class PowerSGD(BucketedHook):
 
     def __init__(self, *, rank: int = 4, start_step: int = 0, bucket_mb: "float | str" = AUTO):
         super().__init__(bucket_mb=bucket_mb)
-        for name, value, least in (("rank", rank, 1), ("start_step", start_step, 0)):
-            if isinstance(value, bool) or int(value) != value or value < least:
-                raise UsageError(f"{name}={value!r}: an integer of at least {least} is needed, e.g. powersgd:rank=4")
-        self.rank = int(rank)
-        self.start_step = int(start_step)
+        self.rank = whole_number("rank", rank, least=1, example="powersgd:rank=4")
+        self.start_step = whole_number("start_step", start_step, least=0, example="powersgd:rank=4")
         self._factors: dict[int, ReplicaState] = {}
         self._step: GroupValue | None = None
 
@@ -96,10 +91,10 @@ class PowerSGD(BucketedHook):
 
         def thin() -> tuple[list, list, list]:
             nonlocal sent
-            rows, sent_rows = self._summed([m @ q for m, q in zip(matrices, kept, strict=True)])
+            rows, sent_rows = self.sum_all_exactly([m @ q for m, q in zip(matrices, kept, strict=True)])
             basis = [tf.linalg.qr(p, full_matrices=False).q for p in rows]
             mine = [tf.matmul(m, p, transpose_a=True) for m, p in zip(matrices, basis, strict=True)]
-            columns, sent_columns = self._summed(mine)
+            columns, sent_columns = self.sum_all_exactly(mine)
             sent = sent_rows + sent_columns
             totals = [tf.matmul(p, q, transpose_b=True) for p, q in zip(basis, columns, strict=True)]
             own = [tf.matmul(p, q, transpose_b=True) for p, q in zip(basis, mine, strict=True)]
@@ -107,23 +102,12 @@ class PowerSGD(BucketedHook):
             return totals, own, [tf.where(sound, new, old) for new, old in zip(columns, kept, strict=True)]
 
         def exact() -> tuple[list, list, list]:
-            return self._summed(matrices)[0], list(matrices), kept
+            return self.sum_all_exactly(matrices)[0], list(matrices), kept
 
         totals, own, new = either(begun, thin, exact) if self.start_step else thin()
         for state, value in zip(states, new, strict=True):
             state.assign(value)
         return _as_shaped(totals, shapes), _as_shaped(own, shapes), sent
-
-    def _summed(self, tensors: list[tf.Tensor]) -> tuple[list[tf.Tensor], int]:
-        """Returns the exact sums, and the bytes that this replica sends for them."""
-        totals: list = [None] * len(tensors)
-        sent = 0
-        for bucket in make_buckets(tensors, self.bucket_bytes):
-            total, _, sent_bytes = self.sum_exactly(bucket.pack(tensors))
-            sent += sent_bytes
-            for i, part in zip(bucket.indices, bucket.unpack(total), strict=True):
-                totals[i] = part
-        return totals, sent
 
     def _pays(self, shape: Sequence[int], dtype: str) -> bool:
         if len(shape) < 2 or dtype != "float32":

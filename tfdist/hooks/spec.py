@@ -1,8 +1,8 @@
 """Hook specs: `powersgd:rank=4` names a hook and its parameters in one string."""
 
-import difflib
 import inspect
 
+from tfdist.config import did_you_mean
 from tfdist.errors import UsageError
 from tfdist.hooks.allreduce import AllReduce
 from tfdist.hooks.base import Hook
@@ -44,7 +44,7 @@ def parse(spec: "str | Hook | None") -> Hook:
     name, _, rest = spec.partition(":")
     if name not in HOOKS:
         raise UsageError(
-            f"hook={spec!r}: unknown hook {name!r}; choose one of {', '.join(HOOKS)}{_did_you_mean(name, list(HOOKS))}"
+            f"hook={spec!r}: unknown hook {name!r}; choose one of {', '.join(HOOKS)}{did_you_mean(name, list(HOOKS))}"
         )
     kind = HOOKS[name]
     own = list(inspect.signature(kind.__init__).parameters)[1:]
@@ -69,7 +69,7 @@ def _values(spec: str, name: str, text: str, allowed: list[str]) -> dict[str, fl
         key, equals, value = item.partition("=")
         if key not in allowed or not equals:
             takes = f"{name} takes {', '.join(f'{a}=NUMBER' for a in allowed)}" if allowed else f"{name} takes none"
-            raise UsageError(f"hook={spec!r}: unknown parameter {item!r}; {takes}{_did_you_mean(key, allowed)}")
+            raise UsageError(f"hook={spec!r}: unknown parameter {item!r}; {takes}{did_you_mean(key, allowed)}")
         if key == "bucket_mb" and value == AUTO:
             continue
         try:
@@ -77,8 +77,3 @@ def _values(spec: str, name: str, text: str, allowed: list[str]) -> dict[str, fl
         except ValueError:
             raise UsageError(f"hook={spec!r}: {key}={value!r} is no number") from None
     return values
-
-
-def _did_you_mean(word: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
-    return f"; did you mean {close[0]!r}?" if close else ""
