@@ -1,16 +1,15 @@
-"""Times the aggregation of gradients: every hook, stock TensorFlow and no communication, over links of several speeds.
+"""Times the aggregation of gradients: every hook and transport, stock TensorFlow, PyTorch's DDP, no communication.
 
 python scripts/bench_aggregation.py
 python scripts/bench_aggregation.py --links=200mbit --models=transformer --hooks="allreduce;bf16" --rounds=5
+
+PyTorch takes part where it is installed (`pip install 'tfdist[bench]'`).
 """
 
-import json
+import importlib.util
 import os
 import platform
-import socket
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the folder that has scripts/bench/
@@ -19,15 +18,23 @@ import numpy as np  # noqa: E402
 from absl import app, flags  # noqa: E402
 
 from scripts.bench.links import LINKS, Link, can_be_made, link  # noqa: E402
+from scripts.bench.pair import run_alone, run_pair  # noqa: E402
+from tfdist.cluster.mpi import is_installed  # noqa: E402
+from tfdist.diagnostics.command import write_json  # noqa: E402
 
-CEILING, STOCK = "noop", "stock"
+CEILING, STOCK, ALONE = "noop@collective", "stock", "allreduce@collective"
+BARRIER = "barrier"  # no communication but that of one number, for which workers wait for each other
 HOOKS = "allreduce;bf16;fp16;int8;topk:ratio=0.01;powersgd:rank=4;local_sgd:period=8"
-MODELS = ("transformer", "resnet18")
-RUN = Path(__file__).resolve().parent / "bench" / "aggregation_run.py"
+TORCH_WAYS = ("ddp", "ddp:fp16", "ddp:powersgd")
+TENSORS = "tensors"  # gradients of 100 MB without a model
+MODELS = ("transformer", "resnet18", TENSORS)
+RUNS = Path(__file__).resolve().parent / "bench"
 
 flags.DEFINE_list("links", list(LINKS), f"out of {', '.join(LINKS)}; all but loopback need root and iproute2")
 flags.DEFINE_list("models", list(MODELS), f"out of {', '.join(MODELS)}")
 flags.DEFINE_string("hooks", HOOKS, "specs of hooks, with semicolons between them")
+flags.DEFINE_list("transports", None, "collective, mpi or both; default: all that are installed")
+flags.DEFINE_boolean("torch", None, "measure PyTorch's DDP as well; default: where it is installed")
 flags.DEFINE_integer("rounds", 5, "how often each way runs", lower_bound=1)
 flags.DEFINE_integer("steps", 8, "steps of one run (a multiple of the period of local_sgd)", lower_bound=1)
 flags.DEFINE_string("json", None, "write what was measured to this file as well")
@@ -37,102 +44,101 @@ flags.DEFINE_float("timeout", 1800.0, "seconds that one model on one link may ta
 def main(_: list[str]) -> int:
     """Runs each model on each link and prints a table in Markdown."""
     options = flags.FLAGS
-    for flag, chosen, known in (("links", options.links, LINKS), ("models", options.models, MODELS)):
+    transports = options.transports or (["collective", "mpi"] if is_installed() else ["collective"])
+    torch_is_there = importlib.util.find_spec("torch") is not None
+    for flag, chosen, known in (
+        ("links", options.links, LINKS),
+        ("models", options.models, MODELS),
+        ("transports", transports, ("collective", "mpi")),
+    ):
         for name in chosen:
             if name not in known:
-                print(f"error: --{flag}={name}: choose out of {', '.join(known)}", file=sys.stderr)
-                return 2
+                return wrong(f"--{flag}={name}: choose out of {', '.join(known)}")
+    if "mpi" in transports and not is_installed():
+        return wrong("--transports=mpi: mpi4py is not installed; pip install 'tfdist[mpi]'")
+    if options.torch and not torch_is_there:
+        return wrong("--torch: PyTorch is not installed; pip install 'tfdist[bench]'")
     links = list(options.links)
     if not can_be_made() and set(links) != {"loopback"}:
         print("links other than loopback need root and iproute2; measuring loopback only", file=sys.stderr)
         links = ["loopback"]
-    hooks = [CEILING, STOCK, *filter(None, options.hooks.split(";"))]
+    hooks = list(filter(None, options.hooks.split(";")))
+    ways = [CEILING, f"{BARRIER}@{transports[-1]}", STOCK]
+    ways += [f"{hook}@{transport}" for transport in transports for hook in hooks]
+    torch_ways = list(TORCH_WAYS) if torch_is_there and options.torch is not False else []
     rows = []
     for model in options.models:
-        alone = measured(model, ["allreduce"], None, options)["ms"]["allreduce"]
+        has_model = model != TENSORS
+        alone = torch_alone = None
+        if has_model:
+            alone = run_alone(RUNS / "aggregation_run.py", arguments(model, [ALONE], options), options.timeout)
+        if has_model and torch_ways:
+            torch_alone = run_alone(RUNS / "torch_run.py", arguments(model, ["ddp"], options), options.timeout)
         for name in links:
             print(f"bench_aggregation: {model} over {name} ...", file=sys.stderr, flush=True)
             with link(name) as made:
-                rows += compared(name, model, hooks, measured(model, hooks, made, options), alone)
+                found = measured("aggregation_run.py", model, ways, made, options)
+                rows += compared(name, model, ways, found, alone and alone["ms"][ALONE])
+                if torch_alone:
+                    found["ms"] |= measured("torch_run.py", model, torch_ways, made, options)["ms"]
+                    rows += compared(name, model, torch_ways, found, torch_alone["ms"]["ddp"])
     print(table(rows))
     if options.json:
-        target = Path(options.json)
-        temporary = target.with_name(target.name + ".new")
-        temporary.write_text(json.dumps({"machine": machine(), "rows": rows}, indent=1) + "\n")
-        temporary.replace(target)
+        write_json(options.json, {"machine": machine(), "rows": rows})
     return 0
 
 
-def measured(model: str, hooks: list[str], made: "Link | None", options: flags.FlagValues) -> dict:
-    """Runs two workers on the link, or one alone without it; returns what the first one has measured."""
-    environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "OMP_NUM_THREADS": "1"}
-    environment.pop("TF_CONFIG", None)
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "times.json"
-        command = [sys.executable, str(RUN), model, ";".join(hooks), str(options.rounds), str(options.steps), str(out)]
-        if made is None:
-            subprocess.run(command, check=True, timeout=options.timeout, env=environment, stdout=sys.stderr)
-            return json.loads(out.read_text())
-        addresses = [f"{host}:{port}" for host, port in zip(made.hosts, free_ports(2), strict=True)]
-        workers = []
-        try:
-            for index, prefix in enumerate(made.prefixes):
-                task = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}
-                own = {**environment, "TF_CONFIG": json.dumps(task)}
-                workers.append(subprocess.Popen([*prefix, *command], env=own, stdout=sys.stderr))
-            codes = [worker.wait(options.timeout) for worker in workers]
-        finally:
-            for worker in workers:
-                if worker.poll() is None:
-                    worker.kill()
-                    worker.wait()
-        if any(codes):
-            raise RuntimeError(f"{model} over {made.name}: the workers ended with {codes}; see above")
-        return json.loads(out.read_text())
+def wrong(message: str) -> int:
+    """Tells of wrong use; returns the exit code."""
+    print(f"error: {message}", file=sys.stderr)
+    return 2
 
 
-def free_ports(count: int) -> list[int]:
-    """Returns ports that are free on this machine's loopback; a new namespace has all of them."""
-    taken = [socket.socket() for _ in range(count)]
-    for one in taken:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in taken]
-    for one in taken:
-        one.close()
-    return ports
+def arguments(model: str, ways: list[str], options: flags.FlagValues) -> list[str]:
+    """Returns what the scripts of the workers are given."""
+    return [model, ";".join(ways), str(options.rounds), str(options.steps)]
 
 
-def compared(name: str, model: str, hooks: list[str], found: dict, alone: list[float]) -> list[dict]:
+def measured(script: str, model: str, ways: list[str], made: Link, options: flags.FlagValues) -> dict:
+    """Returns what two workers on the link have measured."""
+    mpi = any(way.endswith("@mpi") for way in ways)
+    return run_pair(RUNS / script, arguments(model, ways, options), made, options.timeout, mpi=mpi)
+
+
+def compared(name: str, model: str, ways: list[str], found: dict, alone: "list[float] | None") -> list[dict]:
     """Returns a row for each way: its median, and the medians of its ratios within each round."""
-    times = {hook: np.asarray(found["ms"][hook]) for hook in hooks}
+    times = {way: np.asarray(found["ms"][way]) for way in found["ms"]}
     return [
         {
             "link": name,
             "model": model,
-            "hook": hook,
-            "ms": float(np.median(times[hook])),
-            "to_ceiling": float(np.median(times[hook] / times[CEILING])),
-            "to_stock": float(np.median(times[hook] / times[STOCK])),
-            "efficiency": float(np.median(alone) / np.median(times[hook])),
-            "bytes": found["bytes"][hook],
+            "hook": way.partition("@")[0],
+            "transport": "" if way in (CEILING, STOCK) else way.partition("@")[2] or "gloo",
+            "ms": float(np.median(times[way])),
+            "to_ceiling": float(np.median(times[way] / times[CEILING])),
+            "to_stock": float(np.median(times[way] / times[STOCK])),
+            "efficiency": float(np.median(alone) / np.median(times[way])) if alone else None,
+            "bytes": found["bytes"].get(way),
         }
-        for hook in hooks
+        for way in ways
     ]
 
 
 def table(rows: list[dict]) -> str:
     """Returns the rows in Markdown."""
+    titles = ("model", "link", "hook", "transport", "ms a step", "to no communication", "to stock", "efficiency")
     lines = [
         f"Two workers, one core each, on {machine()}; medians.",
         "",
-        "| model | link | hook | ms a step | to no communication | to stock | efficiency | MB sent a step |",
-        "|---|---|---|---|---|---|---|---|",
+        "| " + " | ".join((*titles, "MB sent a step")) + " |",
+        "|" + "---|" * (len(titles) + 1),
     ]
     for row in rows:
-        lines.append(
-            f"| {row['model']} | {row['link']} | {row['hook']} | {row['ms']:.0f} | {row['to_ceiling']:.2f} | "
-            f"{row['to_stock']:.2f} | {row['efficiency']:.2f} | {row['bytes'] / 1e6:.2f} |"
-        )
+        cells = [row["model"], row["link"], row["hook"], row["transport"], f"{row['ms']:.0f}"]
+        cells += [f"{row['to_ceiling']:.2f}", f"{row['to_stock']:.2f}"]
+        cells.append("" if row["efficiency"] is None else f"{row['efficiency']:.2f}")
+        cells.append("" if row["bytes"] is None else f"{row['bytes'] / 1e6:.2f}")
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 

@@ -65,7 +65,8 @@ def main() -> None:
     # Train.
     times = StepTimes()
     train = _fit if config.loop.kind == "fit" else _loop
-    losses, metrics = train(config, spec, model, optimizer, data, times)
+    hook = tfdist.hooks.parse(config.step.hook)
+    losses, metrics = train(config, spec, model, optimizer, data, times, hook)
 
     # Report, once.
     weights = weights_sha256(model)
@@ -79,7 +80,7 @@ def main() -> None:
             num_replicas=strategy.num_replicas_in_sync,
             global_batch_size=config.data.global_batch_size,
             hook=config.step.hook or "allreduce",
-            transport="collective",
+            transport=hook.transport.name,
             steps=times.steps,
             examples_per_second=throughput,
             step_time_ms=times.step_time_ms(),
@@ -103,7 +104,7 @@ def main() -> None:
     leave_together(strategy)
 
 
-def _fit(config, spec, model, optimizer, data, times):
+def _fit(config, spec, model, optimizer, data, times, hook):
     """Trains with Keras's fit; returns the loss of each epoch, and the metrics at the end."""
     import keras
 
@@ -121,7 +122,8 @@ def _fit(config, spec, model, optimizer, data, times):
         )
     tfdist.prepare(
         model,
-        hook=config.step.hook,
+        hook=hook,
+        transport=config.step.transport,
         accumulate_steps=config.step.accumulate_steps,
         clip_global_norm=config.step.clip_global_norm,
         jit_compile=config.step.jit_compile,
@@ -152,7 +154,7 @@ def _fit(config, spec, model, optimizer, data, times):
     return history.get("loss", []), metrics
 
 
-def _loop(config, spec, model, optimizer, data, times):
+def _loop(config, spec, model, optimizer, data, times, hook):
     """Trains with the custom loop; returns the loss of each call of the loop, and the metrics at the end."""
     import tensorflow as tf
 
@@ -165,7 +167,8 @@ def _loop(config, spec, model, optimizer, data, times):
         loss=spec.loss(),
         optimizer=optimizer,
         metrics=spec.metrics(),
-        hook=config.step.hook,
+        hook=hook,
+        transport=config.step.transport,
         accumulate_steps=config.step.accumulate_steps,
         clip_global_norm=config.step.clip_global_norm,
         jit_compile=config.step.jit_compile,

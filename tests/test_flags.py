@@ -87,7 +87,7 @@ def test_every_flag_arrives(tmp_path):
         (["--precision=bfloat16"], "did you mean 'mixed_bfloat16'?"),
         (["--loop=costum"], "did you mean 'custom'?"),
         (["--resume=yes"], "--resume='yes': choose one of auto, never, must"),
-        (["--transport=mpi"], "--transport='mpi': choose one of auto, collective"),
+        (["--transport=mpi"], "--transport='mpi': this process was not started under MPI"),
         (["--num_devices=0"], "--num_devices=0: an integer of at least 1"),
         (["--strategy=one_device", "--num_devices=2"], "use --strategy=mirrored"),
         (["--start_timeout=0"], "--start_timeout=0.0: a finite number of seconds above 0"),

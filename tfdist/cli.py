@@ -79,7 +79,7 @@ def _launch(arguments: list[str]) -> int:
 
     parser = _Parser(
         prog="tfdist launch",
-        usage="tfdist launch --workers=N [--log_dir=DIR] [--start_port=PORT] SCRIPT [ARGS...]",
+        usage="tfdist launch --workers=N [--mpi] [--log_dir=DIR] [--start_port=PORT] SCRIPT [ARGS...]",
         description="Runs a Python script in N worker processes on this machine, with TF_CONFIG set for "
         "each.\nEverything after SCRIPT goes to the script as it is.",
         epilog="What a worker prints comes out with '[worker 1] ' before each line. When a worker fails the "
@@ -91,6 +91,11 @@ def _launch(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--workers", metavar="N", type=int, required=True, help="how many worker processes, from 1")
+    parser.add_argument(
+        "--mpi",
+        action="store_true",
+        help="make the workers one MPI job as well, for --transport=mpi (needs tfdist[mpi])",
+    )
     parser.add_argument(
         "--log_dir",
         metavar="DIR",
@@ -112,14 +117,14 @@ def _launch(arguments: list[str]) -> int:
         command = command[1:]
     if not command:
         raise UsageError("SCRIPT is missing: tfdist launch --workers=N SCRIPT [ARGS...]")
-    return launch(options.workers, command, log_dir=options.log_dir, start_port=options.start_port)
+    return launch(options.workers, command, mpi=options.mpi, log_dir=options.log_dir, start_port=options.start_port)
 
 
 def _end_of_options(arguments: list[str]) -> int:
-    """Returns where SCRIPT (or a '--' before it) stands; every option but -h and --help takes a value."""
+    """Returns where SCRIPT (or a '--' before it) stands; every option but these three takes a value."""
     place = 0
     while place < len(arguments) and arguments[place].startswith("-") and arguments[place] != "--":
-        takes_next = "=" not in arguments[place] and arguments[place] not in ("-h", "--help")
+        takes_next = "=" not in arguments[place] and arguments[place] not in ("-h", "--help", "--mpi")
         place += 2 if takes_next else 1
     return min(place, len(arguments))
 

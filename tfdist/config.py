@@ -11,12 +11,13 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tfdist.cluster.mpi import require_mpi
 from tfdist.errors import UsageError
 
 STRATEGIES = ("one_device", "mirrored", "multi_worker", "auto")
 LOOPS = ("fit", "custom")
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
-TRANSPORTS = ("auto", "collective")
+TRANSPORTS = ("auto", "collective", "mpi")
 RESUMES = ("auto", "never", "must")
 OPTIMIZERS = (
     "sgd",
@@ -176,6 +177,11 @@ class StepConfig:
     def __post_init__(self) -> None:
         _one_of("--precision", self.precision, PRECISIONS)
         _one_of("--transport", self.transport, TRANSPORTS)
+        if self.transport == "mpi":
+            try:
+                require_mpi()
+            except UsageError as error:
+                raise UsageError(f"--{error}") from None
         _whole("--accumulate_steps", self.accumulate_steps, least=1)
         if self.clip_global_norm is not None:
             _above_zero("--clip_global_norm", self.clip_global_norm)

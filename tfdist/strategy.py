@@ -1,6 +1,5 @@
 """From a name and a cluster to a `tf.distribute.Strategy`."""
 
-import difflib
 import logging
 import os
 import socket
@@ -13,11 +12,12 @@ import tensorflow as tf
 from tensorflow.python.eager import context as tf_context
 
 from tfdist.cluster import Cluster, rendezvous
+from tfdist.cluster.mpi import leave as leave_mpi
+from tfdist.cluster.mpi import processes
+from tfdist.config import STRATEGIES, did_you_mean
 from tfdist.errors import UsageError
 
 _MOST_CPU_DEVICES = 256  # they are for tests; TensorFlow takes hours to make many thousands
-
-STRATEGIES = ("one_device", "mirrored", "multi_worker", "auto")
 
 _log = logging.getLogger("tfdist")
 _made: "weakref.WeakSet[tf.distribute.Strategy]" = weakref.WeakSet()
@@ -66,9 +66,8 @@ def _make(
     start_timeout: float,
 ) -> tf.distribute.Strategy:
     if name not in STRATEGIES:
-        close = difflib.get_close_matches(str(name), STRATEGIES, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise UsageError(f"strategy={name!r}: choose one of {', '.join(STRATEGIES)}{hint}")
+        choices = f"choose one of {', '.join(STRATEGIES)}{did_you_mean(str(name), STRATEGIES)}"
+        raise UsageError(f"strategy={name!r}: {choices}")
     if num_devices is not None and num_devices < 1:
         raise UsageError(f"num_devices={num_devices}: at least 1 is needed")
     if devices is not None and num_devices is not None and len(devices) != num_devices:
@@ -108,6 +107,11 @@ def worker_index(strategy: tf.distribute.Strategy) -> int:
     return int(resolver.task_id or 0) if resolver is not None and num_workers(strategy) > 1 else 0
 
 
+def worker_addresses(strategy: tf.distribute.Strategy) -> list[str]:
+    """Returns the address of every worker of a job of several."""
+    return list(strategy.cluster_resolver.cluster_spec().as_dict()["worker"])
+
+
 def num_workers(strategy: tf.distribute.Strategy) -> int:
     """Returns the number of processes in the job."""
     resolver = getattr(strategy, "cluster_resolver", None)
@@ -122,11 +126,11 @@ def leave_together(strategy: tf.distribute.Strategy, *, timeout_s: float = 10.0)
     The chief serves the job's coordination. A worker that outlives it for a moment reports a lost leader, which
     looks like a failure at the end of a job that went well. Call it last, where training has succeeded.
     """
+    leave_mpi()
     if num_workers(strategy) == 1 or not is_chief(strategy):
         return
-    addresses = strategy.cluster_resolver.cluster_spec().as_dict()["worker"][1:]
     deadline = time.monotonic() + timeout_s
-    for address in addresses:
+    for address in worker_addresses(strategy)[1:]:
         host, _, port = address.rpartition(":")
         while time.monotonic() < deadline:
             try:
@@ -280,8 +284,16 @@ def _multi_worker(
         # each worker another order, and examples would be read twice or not at all.
         tf.random.set_seed(agreement.seed)
     os.environ["TF_CONFIG"] = cluster.tf_config()
+    if processes():
+        _leave_a_thread_to_wait()
     resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     return tf.distribute.MultiWorkerMirroredStrategy(resolver, communication_options=options)
+
+
+def _leave_a_thread_to_wait() -> None:
+    """Makes sure that the backward pass goes on while one of TensorFlow's threads waits for MPI."""
+    threads = tf.config.threading.get_inter_op_parallelism_threads() or len(os.sched_getaffinity(0))
+    tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
 
 
 class _LocalResolver(tf.distribute.cluster_resolver.SimpleClusterResolver):

@@ -1,4 +1,6 @@
-"""One worker of scripts/bench_aggregation.py: aggregation_run.py MODEL HOOKS ROUNDS STEPS OUT, with TF_CONFIG set.
+"""One worker of scripts/bench_aggregation.py: aggregation_run.py MODEL WAYS ROUNDS STEPS OUT, with TF_CONFIG set.
+
+A way is a hook and a transport, such as bf16@mpi, or stock.
 
 Every way to aggregate has a model of its own in the same job; they take turns, so that all see the same machine.
 Without TF_CONFIG the worker is alone, which gives the time of one worker without any communication.
@@ -8,7 +10,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the folder that has models/
@@ -20,13 +22,17 @@ import tensorflow as tf  # noqa: E402
 
 import models  # noqa: E402
 import tfdist  # noqa: E402
+from tfdist.training.workers import broadcast_int  # noqa: E402
+from tfdist.transport import make_transport  # noqa: E402
 
 STOCK = "stock"
+TENSORS, BARRIER = "tensors", "barrier"
 _EXAMPLES = {"transformer": 32, "resnet18": 8}  # of one worker in a step
+_TENSORS, _TENSOR_SHAPE = 100, (500, 500)  # 1 MB each
 _LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum_over_batch_size")
 
 
-def main(model: str, hooks: list[str], rounds: int, steps: int, out: Path) -> None:
+def main(model: str, ways: list[str], rounds: int, steps: int, out: Path) -> None:
     """Writes the times of all ways as JSON, on the first worker."""
     cluster = tfdist.Cluster.detect()
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[cluster.index % os.cpu_count()]})
@@ -34,24 +40,71 @@ def main(model: str, hooks: list[str], rounds: int, steps: int, out: Path) -> No
     tf.config.threading.set_inter_op_parallelism_threads(2)
     tf.random.set_seed(1)
     strategy = tfdist.make_strategy("multi_worker" if cluster.num_workers > 1 else "one_device")
-    ways = {hook: (stock if hook == STOCK else with_hook)(strategy, model, hook) for hook in hooks}
-    times: dict[str, list[float]] = {hook: [] for hook in hooks}
+    made = {way: make(strategy, model, way) for way in ways}
+    times: dict[str, list[float]] = {way: [] for way in ways}
     for round_number in range(rounds + 1):
-        for hook, (run, _) in ways.items():
+        for way, (run, _) in made.items():
             seconds = run(steps if round_number else 2)
             if round_number:
-                times[hook].append(1e3 * seconds)
+                times[way].append(1e3 * seconds)
     if cluster.index == 0:
-        bytes_sent = {hook: report() for hook, (_, report) in ways.items()}
+        bytes_sent = {way: report() for way, (_, report) in made.items()}
         out.write_text(json.dumps({"ms": times, "bytes": bytes_sent}))
 
 
-def with_hook(strategy: tf.distribute.Strategy, name: str, hook: str) -> tuple[Callable, Callable]:
-    """Returns a function that trains some steps with tfdist, and one that gives the bytes a step sends."""
+def make(strategy: tf.distribute.Strategy, model: str, way: str) -> tuple[Callable, Callable]:
+    """Returns a function that runs some steps and says how long one took, and one that gives the bytes it sends."""
+    if model == TENSORS:
+        return tensors(strategy, way)
+    return stock(strategy, model) if way == STOCK else with_hook(strategy, model, *way.split("@"))
+
+
+def tensors(strategy: tf.distribute.Strategy, way: str) -> tuple[Callable, Callable]:
+    """Aggregates 100 gradients of 1 MB that are there already, one after the other, as a backward pass gives them."""
+    replicas = strategy.num_replicas_in_sync
+    with strategy.scope():
+        variables = [keras.Variable(tf.zeros(_TENSOR_SHAPE)) for _ in range(_TENSORS)]
+    hook = None
+    if way != STOCK:
+        spec, name = way.split("@")
+        hook = Barrier() if spec == BARRIER else tfdist.hooks.parse(spec)
+        with strategy.scope():
+            hook.build(variables)
+        hook.transport = make_transport(name, strategy, lambda value: broadcast_int(strategy, value))
+        hook.tune(strategy, lambda value: broadcast_int(strategy, value))
+    gradients = [tf.random.stateless_normal(_TENSOR_SHAPE, [i, 1]) for i in range(_TENSORS)]
+
+    def on_replica(scale: tf.Tensor) -> tf.Tensor:
+        scaled = [gradient * scale for gradient in gradients]
+        if hook is None:
+            totals = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, scaled)
+        else:
+            totals = hook.aggregate(scaled, variables)
+        return tf.add_n([total[0, 0] for total in totals])
+
+    @tf.function(autograph=False)
+    def step(scale: tf.Tensor) -> tf.Tensor:
+        return strategy.experimental_local_results(strategy.run(on_replica, (scale,)))[0]
+
+    def run(steps: int) -> float:
+        step(tf.constant(1.0)).numpy()
+        start = time.perf_counter()
+        for i in range(steps):
+            step(tf.constant(float(i))).numpy()
+        return (time.perf_counter() - start) / steps
+
+    size = 4 * _TENSORS * int(np.prod(_TENSOR_SHAPE))
+    dense = round(2 * (replicas - 1) / replicas * size)
+    return run, lambda: hook.report.bytes_per_step if hook and hook.report else dense
+
+
+def with_hook(strategy: tf.distribute.Strategy, name: str, hook: str, transport: str) -> tuple[Callable, Callable]:
+    """Trains with tfdist; see `make`."""
     replicas = strategy.num_replicas_in_sync
     with strategy.scope():
         model = built(name)
-    loop = tfdist.TrainLoop(model, loss=_LOSS, optimizer="adam", hook=hook, steps_per_loop=10_000)
+    made = Barrier() if hook == BARRIER else hook
+    loop = tfdist.TrainLoop(model, loss=_LOSS, optimizer="adam", hook=made, transport=transport, steps_per_loop=10_000)
     source = tfdist.data.ArraySource(arrays(name, replicas), batch_size=_EXAMPLES[name] * replicas, shuffle=False)
 
     def run(steps: int) -> float:
@@ -63,8 +116,21 @@ def with_hook(strategy: tf.distribute.Strategy, name: str, hook: str) -> tuple[C
     return run, lambda: loop.hook.report.bytes_per_step if loop.hook.report else 0
 
 
-def stock(strategy: tf.distribute.Strategy, name: str, _: str) -> tuple[Callable, Callable]:
-    """Returns a function that trains some steps as TensorFlow's guides do, with its default aggregation."""
+class Barrier(tfdist.hooks.NoOp):
+    """Sums one number, once the backward pass has ended: what it takes that workers wait for each other."""
+
+    name = BARRIER
+
+    def aggregate(self, gradients: list, variables: Sequence[keras.Variable]) -> list:
+        """Returns the gradients of this replica, after the others have come as far."""
+        with tf.control_dependencies([g for g in gradients if isinstance(g, tf.Tensor)]):
+            together = self.transport.all_reduce(tf.zeros([1]))
+        with tf.control_dependencies([together]):
+            return [tf.identity(g) for g in super().aggregate(gradients, variables)]
+
+
+def stock(strategy: tf.distribute.Strategy, name: str) -> tuple[Callable, Callable]:
+    """Trains as TensorFlow's guides do, with its default aggregation; see `make`."""
     replicas = strategy.num_replicas_in_sync
     with strategy.scope():
         model = built(name)

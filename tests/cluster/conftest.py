@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from tfdist.cluster import Cluster, rendezvous
-from tfdist.launch.ports import HOST, hold_ports
+from tfdist.cluster.ports import HOST, hold_ports
 
 
 @pytest.fixture

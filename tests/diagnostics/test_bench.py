@@ -18,13 +18,14 @@ def test_sizes_are_timed_and_sums_checked(tmp_path):
     found = run("--from=1k", "--to=1M", "--factor=32", "--rounds=3", f"--json={tmp_path / 'rows.json'}")
     assert found.returncode == 0, found.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())
-    assert [row["bytes"] for row in rows] == [1024, 32768, 1048576]
+    assert [row["bytes"] for row in rows] == 2 * [1024, 32768, 1048576]
+    assert [row["transport"] for row in rows] == 3 * ["collective"] + 3 * ["mpi"]
     for row in rows:
         assert row["wrong"] == 0 and row["workers"] == 2 and row["microseconds"] > 0
         assert row["algbw"] == pytest.approx(row["bytes"] / row["microseconds"] / 1e3)
         assert row["busbw"] == pytest.approx(row["algbw"])  # 2 (n - 1) / n is 1 for two
     lines = found.stdout.splitlines()
-    assert lines[1].split() == ["transport", "size", "time", "algbw", "busbw", "#wrong"] and len(lines) == 6
+    assert lines[1].split() == ["transport", "size", "time", "algbw", "busbw", "#wrong"] and len(lines) == 9
 
 
 def test_bus_bandwidth_of_more_workers():
@@ -47,6 +48,7 @@ def test_sizes(text, size):
         (["--factor=1"], "--factor"),
         (["--rounds=0"], "--rounds=0"),
         (["--json=/nowhere/at/all.json"], "there is no folder /nowhere/at"),
+        (["--transports=nccl"], "--transports=nccl: choose out of collective and mpi"),
         (["--size=3"], "unrecognized arguments"),
     ],
     ids=str,

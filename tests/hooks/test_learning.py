@@ -1,5 +1,8 @@
 """Lossy hooks learn real data as well as the exact sum does, after the same steps."""
 
+import sysconfig
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -9,6 +12,8 @@ import tfdist
 
 SEEDS = (1, 2, 3)
 EPOCHS = 10
+STEPS = 500
+PACKAGES = ("asyncio", "concurrent", "email", "http", "json", "logging", "unittest", "xml")  # of the standard library
 
 
 def accuracy(strategy, hook, seed):
@@ -37,3 +42,46 @@ def test_digits_within_half_a_point_of_exact(strategies, exact, hook):
     found = np.mean([accuracy(strategies["mirrored2"], hook, seed) for seed in SEEDS])
     print(f"digits_cnn, {EPOCHS} epochs, mean of {len(SEEDS)} seeds: exact {exact:.4f}, {hook} {found:.4f}")
     assert found >= exact - 0.005
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """The sources of some packages of Python's standard library, as a user would have them in one file."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    file = tmp_path_factory.mktemp("text") / "sources.txt"
+    sources = sorted(path for package in PACKAGES for path in (library / package).rglob("*.py"))
+    file.write_bytes(b"".join(path.read_bytes() for path in sources))
+    return file
+
+
+def validation_loss(strategy, text, hook, seed):
+    """Trains a transformer on the text with two replicas; returns the loss on the last tenth of it."""
+    data = tfdist.data.load(f"bytes:{text},seq_len=64", batch_size=32, seed=seed)
+    with strategy.scope():
+        keras.utils.set_random_seed(seed)
+        model = models.build(models.find("transformer_lm"), width=64, depth=2, heads=2, seq_len=64)
+    loop = tfdist.TrainLoop(
+        model,
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        optimizer=keras.optimizers.Adam(2e-3),
+        hook=hook,
+        steps_per_loop=50,
+    )
+    loop.run(data.train, steps=STEPS)
+    return loop.evaluate(data.validation)["loss"]
+
+
+@pytest.fixture(scope="module")
+def exact_loss(strategies, text):
+    return np.mean([validation_loss(strategies["mirrored2"], text, None, seed) for seed in SEEDS])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "hook", ["bf16", "fp16", "int8", "topk:ratio=0.05", "powersgd:rank=4", "local_sgd:period=4"], ids=str
+)
+def test_text_within_two_percent_of_exact(strategies, text, exact_loss, hook):
+    found = np.mean([validation_loss(strategies["mirrored2"], text, hook, seed) for seed in SEEDS])
+    print(f"transformer, {STEPS} steps, mean of {len(SEEDS)} seeds: exact {exact_loss:.4f}, {hook} {found:.4f}")
+    assert found <= 1.02 * exact_loss

@@ -10,11 +10,11 @@ from tests.multi_worker.harness import Jobs
 @pytest.fixture(scope="session")
 def jobs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, cpu_devices: list) -> Iterator[Jobs]:
     """Starts one job for each number of workers, with the bodies of all tests of this run that need it."""
-    cases: dict[int, list[str]] = {}
+    cases: dict[tuple[int, bool], list[str]] = {}
     for item in request.session.items:
         name = getattr(getattr(item, "function", None), "case", None)
         if name is not None:
-            cases.setdefault(item.callspec.params["count"], []).append(name)
+            cases.setdefault((item.callspec.params["count"], item.function.mpi), []).append(name)
     jobs = Jobs(tmp_path_factory.mktemp("jobs"), cases)
     yield jobs
     jobs.close()

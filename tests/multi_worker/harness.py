@@ -74,6 +74,7 @@ def on_workers(
     stock: bool = True,
     rtol: float = 1e-4,
     atol: float = 1e-6,
+    mpi: bool = False,
     then: "Callable[[list[dict]], None] | None" = None,
 ) -> Callable:
     """Makes a test, for each number of workers in `counts`, of a body that runs on every worker.
@@ -83,6 +84,7 @@ def on_workers(
         stock: compare with stock Keras.
         rtol: relative tolerance of that comparison.
         atol: absolute tolerance of that comparison.
+        mpi: the workers run under MPI as well.
         then: is called in the test process with what the workers returned.
     """
 
@@ -93,7 +95,7 @@ def on_workers(
         @pytest.mark.timeout(900)
         @pytest.mark.parametrize("count", counts, ids=[f"{count}_workers" for count in counts])
         def test(count: int, jobs: "Jobs", tmp_path: Path) -> None:
-            waiting = jobs.started(count)
+            waiting = jobs.started(count, mpi)
             expected = as_json(run_body(body, Job(None, count, 0, tmp_path))) if stock else None
             results = waiting.results(name)
             for index, result in enumerate(results[1:], 1):
@@ -108,7 +110,7 @@ def on_workers(
                 then(results)
 
         test.__name__, test.__doc__, test.__module__ = body.__name__, body.__doc__, body.__module__
-        test.case = name
+        test.case, test.mpi = name, mpi
         return test
 
     return wrap
@@ -169,20 +171,22 @@ class Jobs:
 
     Args:
         folder: where they put their files.
-        cases: for each number of workers the bodies to run.
+        cases: for each number of workers, under MPI or not, the bodies to run.
     """
 
-    def __init__(self, folder: Path, cases: dict[int, list[str]]):
+    def __init__(self, folder: Path, cases: dict[tuple[int, bool], list[str]]):
         self._folder = folder
         self._cases = cases
-        self._running: dict[int, Conductor] = {}
+        self._running: dict[tuple[int, bool], Conductor] = {}
 
-    def started(self, count: int) -> "Conductor":
+    def started(self, count: int, mpi: bool) -> "Conductor":
         """Returns the job of `count` workers."""
-        if count not in self._running:
-            self._running[count] = Conductor(count, self._cases[count], self._folder / f"{count}_workers")
-            self._running[count].start()
-        return self._running[count]
+        key = count, mpi
+        if key not in self._running:
+            folder = self._folder / f"{count}_workers{'_mpi' * mpi}"
+            self._running[key] = Conductor(count, mpi, self._cases[key], folder)
+            self._running[key].start()
+        return self._running[key]
 
     def close(self) -> None:
         """Ends all jobs."""
@@ -193,9 +197,10 @@ class Jobs:
 class Conductor(threading.Thread):
     """Runs bodies on a job; starts another job for the rest where one fails or hangs."""
 
-    def __init__(self, count: int, cases: Sequence[str], folder: Path):
+    def __init__(self, count: int, mpi: bool, cases: Sequence[str], folder: Path):
         super().__init__(daemon=True)
         self._count = count
+        self._mpi = mpi
         self._left = list(cases)
         self._folder = folder
         self._known = threading.Condition()
@@ -229,7 +234,7 @@ class Conductor(threading.Thread):
         folder.mkdir(parents=True)
         (folder / "cases.json").write_text(json.dumps(self._left))
         log = folder / "log.txt"
-        with start_workers(self._count, [str(WORKER), str(folder)], log) as process:
+        with start_workers(self._count, [str(WORKER), str(folder)], log, mpi=self._mpi) as process:
             number, deadline = 0, time.monotonic() + START_TIMEOUT_S
             while self._left and not self._closed:
                 ended = process.poll() is not None  # looked at first: a worker writes its file before it ends
@@ -260,11 +265,11 @@ def _tail(log: Path) -> str:
 
 
 @contextlib.contextmanager
-def start_workers(count: int, command: Sequence[str], log: Path, **env: str) -> Any:
+def start_workers(count: int, command: Sequence[str], log: Path, *, mpi: bool = False, **env: str) -> Any:
     """Starts `tfdist launch` with its output in `log`; ends what is left of it."""
     with open(log, "wb") as stream:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tfdist.cli", "launch", f"--workers={count}", *command],
+            [sys.executable, "-m", "tfdist.cli", "launch", f"--workers={count}", *["--mpi"] * mpi, *command],
             cwd=ROOT,
             stdout=stream,
             stderr=subprocess.STDOUT,

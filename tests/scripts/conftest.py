@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 def train(tmp_path: Path) -> Callable[..., dict]:
     """Runs `scripts/train.py`, with `workers` under `tfdist launch`; returns its summary and what it printed."""
 
-    def run(*args: str, workers: int = 1, code: int = 0, timeout: float = 120, **env: str) -> dict:
+    def run(*args: str, workers: int = 1, mpi: bool = False, code: int = 0, timeout: float = 120, **env: str) -> dict:
         summary = tmp_path / "summary.json"
-        launcher = ["-m", "tfdist.cli", "launch", f"--workers={workers}"] if workers > 1 else []
+        launcher = ["-m", "tfdist.cli", "launch", f"--workers={workers}", *["--mpi"] * mpi] if workers > 1 else []
         done = subprocess.run(
             [sys.executable, *launcher, str(ROOT / "scripts" / "train.py"), f"--summary_json={summary}", *args],
             cwd=tmp_path,

@@ -99,7 +99,8 @@ def test_a_function_of_the_users_and_a_tensorboard_log(train, tmp_path):
         (("--model_config=widht=4",), ["widht", "width"]),
         (("--checkpoint_dir=none", "--resume=must"), ["there is no whole checkpoint in 'none'"]),
         (("--hook=alreduce",), ["alreduce", "allreduce"]),
-        (("--transport=mpi",), ["--transport='mpi'", "auto, collective"]),
+        (("--transport=mpj",), ["--transport='mpj'", "auto, collective", "did you mean 'mpi'"]),
+        (("--transport=mpi",), ["--transport='mpi'", "was not started under MPI", "tfdist launch --mpi"]),
     ],
 )
 def test_wrong_use_is_exit_code_2_and_says_what_to_do(train, args, words):
@@ -151,3 +152,10 @@ def test_a_worker_that_never_comes_up_is_named_within_the_timeout(train):
         )
     assert addresses[1] in found["stderr"] and "worker 1" in found["stderr"]
     assert "Traceback" not in found["stderr"]
+
+
+def test_a_run_over_mpi_gives_the_weights_of_one_over_collectives(train):
+    options = (*MLP, "--strategy=multi_worker", "--steps=4", "--loop=custom", "--seed=3")
+    found = {name: train(*options, f"--transport={name}", workers=2, mpi=True) for name in ("mpi", "collective")}
+    assert [run["transport"] for run in found.values()] == ["mpi", "collective"]
+    assert found["mpi"]["weights_sha256"] == found["collective"]["weights_sha256"]

@@ -2,9 +2,11 @@
 
 from tfdist.cluster.base import ClusterEnvironment
 from tfdist.cluster.local import LocalEnvironment
+from tfdist.cluster.mpi_environment import MPIEnvironment
 from tfdist.cluster.tf_config import TFConfigEnvironment
 
 ENVIRONMENTS: tuple[ClusterEnvironment, ...] = (
     TFConfigEnvironment(),
+    MPIEnvironment(),
     LocalEnvironment(),  # always present, so it stays last
 )

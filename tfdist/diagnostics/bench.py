@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tfdist.cluster.mpi import is_installed
 from tfdist.diagnostics.command import OptionParser, end, require_at_least, require_folder, write_json
 from tfdist.errors import EXIT_DONE, EXIT_FAILED, UsageError
 
@@ -58,10 +59,11 @@ def main(arguments: Sequence[str]) -> int:
     if smallest > largest:
         raise UsageError(f"--from={options.smallest} is larger than --to={options.largest}")
     require_folder("--json", options.json)
+    transports = _transports(options.transports)
     sizes = [smallest]
     while sizes[-1] * options.factor <= largest:
         sizes.append(sizes[-1] * options.factor)
-    rows = _measured(sizes, options)
+    rows = _measured(sizes, transports, options)
     if rows is None:
         return EXIT_FAILED
     print(_table(rows))
@@ -71,14 +73,15 @@ def main(arguments: Sequence[str]) -> int:
     return EXIT_FAILED if any(row.wrong for row in rows) else EXIT_DONE
 
 
-def _measured(sizes: Sequence[int], options: argparse.Namespace) -> "list[Row] | None":
+def _measured(sizes: Sequence[int], transports: Sequence[str], options: argparse.Namespace) -> "list[Row] | None":
     script = str(Path(__file__).with_name("bench_run.py"))
     environment = {key: value for key, value in os.environ.items() if key != "TF_CONFIG"}
     with tempfile.TemporaryDirectory(prefix="tfdist-bench-") as folder:
         out = Path(folder) / "rows.json"
-        command = ["-m", "tfdist.cli", "launch", f"--workers={options.workers}", script]
+        mpi = ["--mpi"] if "mpi" in transports else []
+        command = ["-m", "tfdist.cli", "launch", f"--workers={options.workers}", *mpi, script]
         process = subprocess.Popen(
-            [sys.executable, *command, str(options.rounds), str(out), *map(str, sizes)],
+            [sys.executable, *command, str(options.rounds), str(out), ",".join(transports), *map(str, sizes)],
             stdout=sys.stderr,
             stdin=subprocess.DEVNULL,
             env={**environment, "TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": "tensorflow"},
@@ -94,6 +97,19 @@ def _measured(sizes: Sequence[int], options: argparse.Namespace) -> "list[Row] |
             print(f"bench: failed with exit code {code} (see above)", file=sys.stderr)
             return None
         return [Row(**row) for row in json.loads(out.read_text())]
+
+
+def _transports(text: "str | None") -> list[str]:
+    """Returns the transports that `text` lists, or all that can be used here."""
+    if text is None:
+        return ["collective", "mpi"] if is_installed() else ["collective"]
+    names = text.split(",")
+    for name in names:
+        if name not in ("collective", "mpi"):
+            raise UsageError(f"--transports={text}: choose out of collective and mpi, with a comma between them")
+    if "mpi" in names and not is_installed():
+        raise UsageError(f"--transports={text}: mpi4py is not installed; pip install 'tfdist[mpi]'")
+    return list(dict.fromkeys(names))
 
 
 def _table(rows: Sequence[Row]) -> str:
@@ -135,6 +151,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--from", dest="smallest", metavar="SIZE", default="1k", help="smallest buffer (default: 1k)")
     parser.add_argument("--to", dest="largest", metavar="SIZE", default="256M", help="largest buffer (default: 256M)")
     parser.add_argument("--factor", metavar="N", type=int, choices=range(2, 1025), default=4, help="default: 4")
+    parser.add_argument(
+        "--transports", metavar="LIST", help="collective, mpi, or both with a comma (default: all that are installed)"
+    )
     parser.add_argument("--rounds", metavar="N", type=int, default=5, help="times that each size runs (default: 5)")
     parser.add_argument("--timeout", metavar="S", type=float, default=600.0, help="seconds in all (default: 600)")
     parser.add_argument("--json", metavar="FILE", help="write the table to this file as well")

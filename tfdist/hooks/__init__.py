@@ -8,6 +8,7 @@ from tfdist.hooks.fidelity import Fidelity
 from tfdist.hooks.half import BFloat16, Float16
 from tfdist.hooks.int8 import Int8
 from tfdist.hooks.local_sgd import LocalSGD
+from tfdist.hooks.message import Message
 from tfdist.hooks.noop import NoOp
 from tfdist.hooks.powersgd import PowerSGD
 from tfdist.hooks.spec import parse
@@ -25,6 +26,7 @@ __all__ = [
     "HookReport",
     "Int8",
     "LocalSGD",
+    "Message",
     "NoOp",
     "PowerSGD",
     "ReplicaState",

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.hooks.bucketed import BucketedHook
+from tfdist.hooks.message import Message
 
 
 class AllReduce(BucketedHook):
@@ -20,11 +21,9 @@ class AllReduce(BucketedHook):
 
     name = "allreduce"
 
-    def exchange_bucket(
-        self, buffer: tf.Tensor, variables: Sequence[keras.Variable]
-    ) -> tuple[tf.Tensor, tf.Tensor, int]:
-        """Returns the sum; see `BucketedHook.exchange_bucket`."""
-        return self.sum_exactly(buffer)
+    def encode(self, buffer: tf.Tensor, variables: Sequence[keras.Variable]) -> Message:
+        """Returns what travels; see `BucketedHook.encode`."""
+        return Message.exact(buffer)
 
     @property
     def bucket_bytes(self) -> float:

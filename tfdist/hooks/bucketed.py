@@ -6,15 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UsageError
 from tfdist.hooks.base import Gradient, Hook, HookReport
-from tfdist.hooks.buckets import MEBIBYTE, make_buckets, wire_bytes
-from tfdist.hooks.tuning import measure
+from tfdist.hooks.buckets import MEBIBYTE, make_buckets
+from tfdist.hooks.message import Message
+from tfdist.transport import Link, Request, measure
 
 AUTO = "auto"
 _UNTUNED_MB = 4.0
+_FITTING_MB = (0.5, 8.0)
+_LATENCY_SHARE = 0.1
 _log = logging.getLogger("tfdist")
 
 
@@ -47,7 +51,7 @@ class BucketedHook(Hook):
         if strategy.num_replicas_in_sync == 1:
             return
         link = measure(strategy, self.transport)
-        self.bucket_mb = agree(round(link.bucket_mb * 1000)) / 1000
+        self.bucket_mb = agree(round(_fitting_mb(link) * 1000)) / 1000
         _log.info(
             "hook %s: bucket_mb=%.2f, as an all-reduce takes %.1f ms and moves %.0f MB/s here",
             self.name,
@@ -57,18 +61,12 @@ class BucketedHook(Hook):
         )
 
     @abc.abstractmethod
-    def exchange_bucket(
-        self, buffer: tf.Tensor, variables: Sequence[keras.Variable]
-    ) -> tuple[tf.Tensor, tf.Tensor, int]:
-        """Sums one bucket.
+    def encode(self, buffer: tf.Tensor, variables: Sequence[keras.Variable]) -> Message:
+        """Says what travels for one bucket.
 
         Args:
             buffer: this replica's gradients, of shape (elements,).
             variables: all variables of the step, whose buckets come one after the other.
-
-        Returns:
-            The sum over all replicas; what this replica has put into it, both of the shape of `buffer`; and the bytes
-            that it sends for that.
         """
 
     def end_step(self, totals: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> None:  # noqa: B027
@@ -95,21 +93,24 @@ class BucketedHook(Hook):
         self, gradients: list[Gradient], variables: Sequence[keras.Variable]
     ) -> tuple[list[Gradient], list[Gradient], int]:
         """Does what `exchange` does on several replicas; returns the bytes that this one sends as well."""
-        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         totals: list[Any] = [None] * len(gradients)
         own: list[Any] = list(gradients)
-        sent = 0
         dense = [i for i, g in enumerate(gradients) if isinstance(g, tf.Tensor)]
+        sparse = [i for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)]
         packed = [gradients[i] for i in dense]
-        for bucket in make_buckets(packed, self.bucket_bytes):
-            total, mine, sent_bytes = self.exchange_bucket(bucket.pack(packed), variables)
-            sent += sent_bytes
-            for i, part, own_part in zip(bucket.indices, bucket.unpack(total), bucket.unpack(mine), strict=True):
+        buckets = make_buckets(packed, self.bucket_bytes)
+        messages = [self.encode(bucket.pack(packed), variables) for bucket in buckets]
+        requests = [Request(message.payload, "gather" if message.gathered else "sum") for message in messages]
+        for i in sparse:
+            requests += [Request(gradients[i].values, "rows"), Request(gradients[i].indices, "rows")]
+        results, sent = self._exchanged(requests)
+        for bucket, message in zip(buckets, messages, strict=True):
+            parts = zip(bucket.unpack(message.decode(results.pop(0))), bucket.unpack(message.own), strict=True)
+            for i, (part, own_part) in zip(bucket.indices, parts, strict=True):
                 totals[dense[i]], own[dense[i]] = part, own_part
-        for i, gradient in enumerate(gradients):
-            if isinstance(gradient, tf.IndexedSlices):
-                totals[i] = self._gathered(gradient)
-                sent += self._gathered_bytes(gradient, replicas)
+        for i in sparse:
+            values, indices = results.pop(0), results.pop(0)
+            totals[i] = tf.IndexedSlices(values, indices, gradients[i].dense_shape)
         self.end_step([totals[i] for i in dense], variables)
         return totals, own, sent
 
@@ -127,33 +128,28 @@ class BucketedHook(Hook):
 
     def dense_bytes(self, variable: keras.Variable, replicas: int) -> int:
         """Returns what one replica sends for the exact all-reduce of a dense gradient of `variable`."""
-        return wire_bytes(self.transport, tf.convert_to_tensor(variable.value), replicas)
+        return self.transport.bytes_sent(Request(tf.convert_to_tensor(variable.value)), replicas)
 
-    def sum_exactly(self, buffer: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, int]:
-        """Returns what `exchange_bucket` does, for the exact sum."""
-        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-        return self.transport.all_reduce(buffer), buffer, wire_bytes(self.transport, buffer, replicas)
-
-    def sum_all_exactly(self, tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], int]:
+    def sum_exactly(self, tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], int]:
         """Returns the exact sums of `tensors` over all replicas, and the bytes that this one sends for them."""
         totals: list[Any] = [None] * len(tensors)
-        sent = 0
-        for bucket in make_buckets(tensors, self.bucket_bytes):
-            total, _, sent_bytes = self.sum_exactly(bucket.pack(tensors))
-            sent += sent_bytes
-            for i, part in zip(bucket.indices, bucket.unpack(total), strict=True):
+        buckets = make_buckets(tensors, self.bucket_bytes)
+        results, sent = self._exchanged([Request(bucket.pack(tensors)) for bucket in buckets])
+        for bucket, result in zip(buckets, results, strict=True):
+            for i, part in zip(bucket.indices, bucket.unpack(result), strict=True):
                 totals[i] = part
         return totals, sent
 
-    def _gathered(self, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
-        context = tf.distribute.get_replica_context()
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, gradient)
+    def _exchanged(self, requests: Sequence[Request]) -> tuple[list[tf.Tensor], int]:
+        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+        sent = sum(self.transport.bytes_sent(request, replicas) for request in requests)
+        return self.transport.exchange(requests), sent
 
-    def _gathered_bytes(self, gradient: tf.IndexedSlices, replicas: int) -> int:
-        parts = (gradient.values, gradient.indices)
-        return sum(
-            self.transport.all_gather_bytes((p.shape.num_elements() or 0) * p.dtype.size, replicas) for p in parts
-        )
+
+def _fitting_mb(link: Link) -> float:
+    """Returns the size at which latency is a tenth of a bucket's time: smaller ones cost, larger ones come late."""
+    size = link.latency_s * (1 - _LATENCY_SHARE) / _LATENCY_SHARE * link.bytes_per_second / MEBIBYTE
+    return float(np.clip(round(size, 2), *_FITTING_MB))
 
 
 def _shaped(gradient: Gradient, variable: keras.Variable) -> Gradient:

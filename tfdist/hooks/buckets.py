@@ -5,8 +5,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.transport import Transport
-
 MEBIBYTE = 2**20
 
 # What is done to a gradient after the backward pass has made it: it says nothing about when that was.
@@ -88,11 +86,6 @@ def backward_order(gradients: Sequence[tf.Tensor]) -> list[int]:
         return created.get(operation, -1)
 
     return sorted(backwards, key=lambda i: made(gradients[i].op))
-
-
-def wire_bytes(transport: Transport, tensor: tf.Tensor, replicas: int) -> int:
-    """Returns what one replica sends for an exact all-reduce of `tensor`."""
-    return transport.all_reduce_bytes(_bytes(tensor), replicas)
 
 
 def _bytes(tensor: tf.Tensor) -> int:

@@ -5,10 +5,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.transport import enters_directly
+from tfdist.transport import Transport, enters_directly
 
 
-def either(condition: tf.Tensor, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+def either(condition: tf.Tensor, yes: Callable[[], Any], no: Callable[[], Any], transport: Transport) -> Any:
     """Returns what `yes` or `no` returns, as `condition`, which is equal on all replicas, says.
 
     Between CPU workers only the chosen one communicates. Other replicas meet in `merge_call`, which TensorFlow forbids
@@ -16,4 +16,7 @@ def either(condition: tf.Tensor, yes: Callable[[], Any], no: Callable[[], Any]) 
     """
     if not enters_directly(tf.distribute.get_strategy()):
         return tf.nest.map_structure(lambda a, b: tf.where(condition, a, b), yes(), no())
-    return tf.cond(condition, yes, no)
+    with tf.control_dependencies(transport.pending()):
+        found = tf.cond(condition, yes, no)
+    transport.follow(tf.nest.flatten(found))
+    return found

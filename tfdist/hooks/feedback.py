@@ -1,18 +1,18 @@
 """Error feedback: what a lossy hook left out of one step is added to the next."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
 from tfdist.errors import UsageError
-from tfdist.hooks.base import Gradient, Hook, HookReport
+from tfdist.hooks.base import Gradient
 from tfdist.hooks.bucketed import BucketedHook
 from tfdist.hooks.state import ReplicaState, replica_state
-from tfdist.transport import Transport
+from tfdist.hooks.wrapping import WrappingHook
 
 
-class ErrorFeedback(Hook):
+class ErrorFeedback(WrappingHook):
     """Adds to each gradient what `hook` has left out of those before, on each replica by itself.
 
     Nothing is lost then, only late, which is what lets strong compression learn. A step whose sum is not finite leaves
@@ -25,43 +25,27 @@ class ErrorFeedback(Hook):
         hook: a lossy bucketed hook.
     """
 
-    lossy = True
-
     def __init__(self, hook: BucketedHook):
-        if not isinstance(hook, BucketedHook) or not hook.lossy:
+        if not isinstance(hook, BucketedHook) or not hook.lossy or not hook.replicas_agree:
             raise UsageError(
                 f"ErrorFeedback: {getattr(hook, 'name', type(hook).__name__)!r} is no lossy hook that tells what it "
                 "sends; give bf16, fp16, int8, topk, powersgd, or a BucketedHook with lossy = True"
             )
-        self.hook = hook
-        self.name = hook.name
+        super().__init__(hook)
         self._memory: dict[int, ReplicaState] = {}
-
-    @property
-    def transport(self) -> Transport:
-        """The transport of the hook within."""
-        return self.hook.transport
-
-    @transport.setter
-    def transport(self, transport: Transport) -> None:
-        self.hook.transport = transport
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the memory: zeros like every variable with floating-point gradients."""
-        self.hook.build(variables)
+        super().build(variables)
         self._memory = {
             id(v): replica_state(tf.zeros(v.shape, v.dtype), shared=False, name=f"left_out_{i}")
             for i, v in enumerate(variables)
         }
 
-    def tune(self, strategy: tf.distribute.Strategy, agree: Callable[[int], int]) -> None:
-        """Passes it on to the hook within."""
-        self.hook.tune(strategy, agree)
-
     @property
     def state(self) -> list[ReplicaState]:
         """The memory, and the state of the hook within."""
-        return [*self.hook.state, *self._memory.values()]
+        return [*super().state, *self._memory.values()]
 
     def aggregate(self, gradients: list[Gradient], variables: Sequence[keras.Variable]) -> list[Gradient]:
         """Returns the sum of the gradients and of what was left out before."""
@@ -80,8 +64,3 @@ class ErrorFeedback(Hook):
             if isinstance(whole, tf.Tensor) and isinstance(sent, tf.Tensor):
                 left.assign(tf.where(sound, tf.cast(whole - sent, left.dtype), tf.convert_to_tensor(left)))
         return totals
-
-    @property
-    def report(self) -> "HookReport | None":
-        """That of the hook within."""
-        return self.hook.report

@@ -1,6 +1,6 @@
 """How faithful a lossy hook is: its sum next to the exact one, every few steps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
@@ -10,10 +10,10 @@ from tfdist.hooks.allreduce import AllReduce
 from tfdist.hooks.base import Gradient, Hook, HookReport, whole_number
 from tfdist.hooks.choice import either
 from tfdist.hooks.state import GroupValue, ReplicaState
-from tfdist.transport import Transport
+from tfdist.hooks.wrapping import WrappingHook
 
 
-class Fidelity(Hook):
+class Fidelity(WrappingHook):
     """Compares the sum that `hook` gives with the exact one, every `every` steps; `report` tells what was found.
 
     Between workers only the steps that are looked at pay for the exact sum. Replicas of one process do at every step.
@@ -26,42 +26,25 @@ class Fidelity(Hook):
     def __init__(self, hook: Hook, *, every: int = 100):
         if not isinstance(hook, Hook):
             raise UsageError(f"Fidelity: {hook!r} is no hook")
-        self.hook = hook
+        super().__init__(hook)
         self.every = whole_number("every", every, least=1)
         self._exact = AllReduce()
-        self._exact.transport = hook.transport
-        self.name = hook.name
-        self.lossy = hook.lossy
-        self.replicas_agree = hook.replicas_agree
         self._values: dict[str, GroupValue] = {}
         self._groups: dict[int, Sequence[keras.Variable]] = {}
 
-    @property
-    def transport(self) -> Transport:
-        """The transport of the hook within."""
-        return self.hook.transport
-
-    @transport.setter
-    def transport(self, transport: Transport) -> None:
-        self.hook.transport = self._exact.transport = transport
-
     def build(self, variables: Sequence[keras.Variable]) -> None:
         """Creates the counter and the last values found."""
-        self.hook.build(variables)
+        super().build(variables)
         self._values = {
             "step": GroupValue(variables, tf.constant(0, tf.int64), name="fidelity_step"),
             "cosine": GroupValue(variables, tf.constant(float("nan")), name="fidelity_cosine"),
             "error": GroupValue(variables, tf.constant(float("nan")), name="fidelity_error"),
         }
 
-    def tune(self, strategy: tf.distribute.Strategy, agree: Callable[[int], int]) -> None:
-        """Passes it on to the hook within."""
-        self.hook.tune(strategy, agree)
-
     @property
     def state(self) -> list[ReplicaState]:
         """The counter, the last values, and the state of the hook within."""
-        return [*self.hook.state, *(value.state for value in self._values.values())]
+        return [*super().state, *(value.state for value in self._values.values())]
 
     def aggregate(self, gradients: list[Gradient], variables: Sequence[keras.Variable]) -> list[Gradient]:
         """Returns the sum that the hook within gives."""
@@ -74,24 +57,22 @@ class Fidelity(Hook):
         if dense:
             before = [self._values[name].get(variables) for name in ("cosine", "error")]
 
+            self._exact.transport = self.transport
+
             def look() -> list[tf.Tensor]:
                 exact = self._exact.aggregate([gradients[i] for i in dense], [variables[i] for i in dense])
                 return _compared([totals[i] for i in dense], exact)
 
-            found = either(step % self.every == 0, look, lambda: before)
+            found = either(step % self.every == 0, look, lambda: before, self.transport)
             for name, value in zip(("cosine", "error"), found, strict=True):
                 self._values[name].set(variables, value)
             self._groups[id(variables[0])] = variables
         return totals
 
-    def after_update(self, variables: Sequence[keras.Variable]) -> None:
-        """Passes it on to the hook within."""
-        self.hook.after_update(variables)
-
     @property
     def report(self) -> "HookReport | None":
         """That of the hook within, with the last values found; the mean where there are several optimizers."""
-        inner = self.hook.report
+        inner = super().report
         if inner is None or not self._groups:
             return inner
         found = {}

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.hooks.bucketed import AUTO, BucketedHook
+from tfdist.hooks.message import Message
 from tfdist.hooks.state import GroupValue, ReplicaState
 
 _WIDE = (tf.float32, tf.float64)
@@ -21,15 +22,12 @@ class BFloat16(BucketedHook):
     name = "bf16"
     lossy = True
 
-    def exchange_bucket(
-        self, buffer: tf.Tensor, variables: Sequence[keras.Variable]
-    ) -> tuple[tf.Tensor, tf.Tensor, int]:
-        """Returns the sum of the rounded values; see `BucketedHook.exchange_bucket`."""
+    def encode(self, buffer: tf.Tensor, variables: Sequence[keras.Variable]) -> Message:
+        """Returns the rounded values; see `BucketedHook.encode`."""
         if buffer.dtype not in _WIDE:
-            return self.sum_exactly(buffer)
+            return Message.exact(buffer)
         narrow = tf.cast(buffer, tf.bfloat16)
-        total, _, sent = self.sum_exactly(narrow)
-        return tf.cast(total, buffer.dtype), tf.cast(narrow, buffer.dtype), sent
+        return Message(narrow, tf.cast(narrow, buffer.dtype), decode=lambda total: tf.cast(total, buffer.dtype))
 
 
 class Float16(BucketedHook):
@@ -58,19 +56,20 @@ class Float16(BucketedHook):
         """The scale, equal on all replicas."""
         return [self._scale.state]
 
-    def exchange_bucket(
-        self, buffer: tf.Tensor, variables: Sequence[keras.Variable]
-    ) -> tuple[tf.Tensor, tf.Tensor, int]:
-        """Returns the sum of the rounded values; see `BucketedHook.exchange_bucket`."""
+    def encode(self, buffer: tf.Tensor, variables: Sequence[keras.Variable]) -> Message:
+        """Returns the rounded values; see `BucketedHook.encode`."""
         if buffer.dtype not in _WIDE:
-            return self.sum_exactly(buffer)
+            return Message.exact(buffer)
         scale = tf.cast(self._scale.get(variables), buffer.dtype)
         largest = _largest_of_each()
         scaled = buffer * scale
         fits = tf.clip_by_value(scaled, tf.cast(-largest, buffer.dtype), tf.cast(largest, buffer.dtype))
         narrow = tf.cast(tf.where(tf.math.is_finite(scaled), fits, scaled), tf.float16)
-        total, _, sent = self.sum_exactly(narrow)
-        return tf.cast(total, buffer.dtype) / scale, tf.cast(narrow, buffer.dtype) / scale, sent
+
+        def decode(total: tf.Tensor) -> tf.Tensor:
+            return tf.cast(total, buffer.dtype) / scale
+
+        return Message(narrow, decode(narrow), decode)
 
     def end_step(self, totals: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> None:
         """Makes the scale follow the largest value of the sums."""

@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from tfdist.errors import UsageError
 from tfdist.hooks.bucketed import AUTO, BucketedHook
+from tfdist.hooks.message import Message
 from tfdist.hooks.state import GroupValue, ReplicaState
 
 
@@ -43,12 +44,10 @@ class Int8(BucketedHook):
         """The counter, equal on all replicas."""
         return [self._step.state]
 
-    def exchange_bucket(
-        self, buffer: tf.Tensor, variables: Sequence[keras.Variable]
-    ) -> tuple[tf.Tensor, tf.Tensor, int]:
-        """Returns the sum of the rounded values; see `BucketedHook.exchange_bucket`."""
+    def encode(self, buffer: tf.Tensor, variables: Sequence[keras.Variable]) -> Message:
+        """Returns the rounded values and their scales; see `BucketedHook.encode`."""
         if buffer.dtype != tf.float32:
-            return self.sum_exactly(buffer)
+            return Message.exact(buffer)
         context = tf.distribute.get_replica_context()
         size = buffer.shape.num_elements()
         blocks = -(-size // self.block)
@@ -60,11 +59,13 @@ class Int8(BucketedHook):
         # The collectives know no 8-bit numbers: four of them, and a scale, look like 32-bit ones.
         packed = tf.reshape(tf.bitcast(tf.reshape(eighths, [-1, 4]), tf.int32), [-1])
         message = tf.concat([packed, tf.bitcast(scales, tf.int32)], axis=0)
-        gathered = self.transport.all_gather(message)
-        parts = [self._restored(gathered[i], blocks, size) for i in range(context.num_replicas_in_sync)]
-        sent = self.transport.all_gather_bytes(message.shape.num_elements() * 4, context.num_replicas_in_sync)
-        # Not tf.add_n, whose order, and so the last bit, depends on timing.
-        return tf.reduce_sum(tf.stack(parts), axis=0), self._restored(message, blocks, size), sent
+
+        def decode(gathered: tf.Tensor) -> tf.Tensor:
+            parts = [self._restored(gathered[i], blocks, size) for i in range(context.num_replicas_in_sync)]
+            # Not tf.add_n, whose order, and so the last bit, depends on timing.
+            return tf.reduce_sum(tf.stack(parts), axis=0)
+
+        return Message(message, self._restored(message, blocks, size), decode, gathered=True)
 
     def end_step(self, totals: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> None:
         """Counts the step."""

@@ -8,6 +8,7 @@ import tensorflow as tf
 from tfdist.hooks.base import Gradient, whole_number
 from tfdist.hooks.bucketed import AUTO, BucketedHook
 from tfdist.hooks.choice import either
+from tfdist.hooks.message import Message
 from tfdist.hooks.noop import times
 from tfdist.hooks.state import GroupValue, ReplicaState
 
@@ -48,11 +49,9 @@ class LocalSGD(BucketedHook):
         """The counter, equal on all replicas."""
         return [self._step.state]
 
-    def exchange_bucket(
-        self, buffer: tf.Tensor, variables: Sequence[keras.Variable]
-    ) -> tuple[tf.Tensor, tf.Tensor, int]:
-        """Returns the exact sum; see `BucketedHook.exchange_bucket`."""
-        return self.sum_exactly(buffer)
+    def encode(self, buffer: tf.Tensor, variables: Sequence[keras.Variable]) -> Message:
+        """Returns what travels for the exact sum; see `BucketedHook.encode`."""
+        return Message.exact(buffer)
 
     def aggregate(self, gradients: list[Gradient], variables: Sequence[keras.Variable]) -> list[Gradient]:
         """Returns this replica's gradients as if all replicas had the same, or the exact sums until `start_step`."""
@@ -62,7 +61,9 @@ class LocalSGD(BucketedHook):
         dense = [tf.convert_to_tensor(g) for g in gradients]
         exactly = super().aggregate
         begun = self._step.get(variables) >= self.start_step
-        return either(begun, lambda: [times(g, replicas) for g in dense], lambda: exactly(dense, variables))
+        return either(
+            begun, lambda: [times(g, replicas) for g in dense], lambda: exactly(dense, variables), self.transport
+        )
 
     def after_update(self, variables: Sequence[keras.Variable]) -> None:
         """Counts the step, and averages the weights where it is time."""
@@ -74,7 +75,9 @@ class LocalSGD(BucketedHook):
         due = (step % self.period == 0) & (step >= self.start_step)
         values = [tf.convert_to_tensor(v.value) for v in variables]
         replicas = context.num_replicas_in_sync
-        averages = either(due, lambda: self.sum_all_exactly([v / replicas for v in values])[0], lambda: values)
+        averages = either(
+            due, lambda: self.sum_exactly([v / replicas for v in values])[0], lambda: values, self.transport
+        )
         sent = sum(self.dense_bytes(v, replicas) for v in variables)
         self._costs[tuple(id(v) for v in variables)] = (sent // self.period, sent)
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from tfdist.hooks.base import Gradient, whole_number
 from tfdist.hooks.bucketed import AUTO, BucketedHook
 from tfdist.hooks.choice import either
+from tfdist.hooks.message import Message
 from tfdist.hooks.state import GroupValue, ReplicaState, replica_state
 
 _SMALLER_BY = 2.0
@@ -56,11 +57,9 @@ class PowerSGD(BucketedHook):
         """The counter and the factors, equal on all replicas."""
         return [self._step.state, *self._factors.values()]
 
-    def exchange_bucket(
-        self, buffer: tf.Tensor, variables: Sequence[keras.Variable]
-    ) -> tuple[tf.Tensor, tf.Tensor, int]:
-        """Returns the exact sum, for what is not approximated; see `BucketedHook.exchange_bucket`."""
-        return self.sum_exactly(buffer)
+    def encode(self, buffer: tf.Tensor, variables: Sequence[keras.Variable]) -> Message:
+        """Returns what travels where nothing is approximated; see `BucketedHook.encode`."""
+        return Message.exact(buffer)
 
     def exchange_step(
         self, gradients: list[Gradient], variables: Sequence[keras.Variable]
@@ -91,10 +90,10 @@ class PowerSGD(BucketedHook):
 
         def thin() -> tuple[list, list, list]:
             nonlocal sent
-            rows, sent_rows = self.sum_all_exactly([m @ q for m, q in zip(matrices, kept, strict=True)])
+            rows, sent_rows = self.sum_exactly([m @ q for m, q in zip(matrices, kept, strict=True)])
             basis = [tf.linalg.qr(p, full_matrices=False).q for p in rows]
             mine = [tf.matmul(m, p, transpose_a=True) for m, p in zip(matrices, basis, strict=True)]
-            columns, sent_columns = self.sum_all_exactly(mine)
+            columns, sent_columns = self.sum_exactly(mine)
             sent = sent_rows + sent_columns
             totals = [tf.matmul(p, q, transpose_b=True) for p, q in zip(basis, columns, strict=True)]
             own = [tf.matmul(p, q, transpose_b=True) for p, q in zip(basis, mine, strict=True)]
@@ -102,9 +101,9 @@ class PowerSGD(BucketedHook):
             return totals, own, [tf.where(sound, new, old) for new, old in zip(columns, kept, strict=True)]
 
         def exact() -> tuple[list, list, list]:
-            return self.sum_all_exactly(matrices)[0], list(matrices), kept
+            return self.sum_exactly(matrices)[0], list(matrices), kept
 
-        totals, own, new = either(begun, thin, exact) if self.start_step else thin()
+        totals, own, new = either(begun, thin, exact, self.transport) if self.start_step else thin()
         for state, value in zip(states, new, strict=True):
             state.assign(value)
         return _as_shaped(totals, shapes), _as_shaped(own, shapes), sent

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist.errors import UsageError
 from tfdist.hooks.bucketed import AUTO, BucketedHook
+from tfdist.hooks.message import Message
 
 
 class TopK(BucketedHook):
@@ -33,13 +34,10 @@ class TopK(BucketedHook):
             raise UsageError(f"ratio={ratio!r}: a part in (0, 1] is needed, e.g. topk:ratio=0.01")
         self.ratio = float(ratio)
 
-    def exchange_bucket(
-        self, buffer: tf.Tensor, variables: Sequence[keras.Variable]
-    ) -> tuple[tf.Tensor, tf.Tensor, int]:
-        """Returns the sum of the largest values; see `BucketedHook.exchange_bucket`."""
+    def encode(self, buffer: tf.Tensor, variables: Sequence[keras.Variable]) -> Message:
+        """Returns the largest values and their places; see `BucketedHook.encode`."""
         if buffer.dtype != tf.float32:
-            return self.sum_exactly(buffer)
-        context = tf.distribute.get_replica_context()
+            return Message.exact(buffer)
         size = buffer.shape.num_elements()
         kept = min(size, max(1, math.ceil(self.ratio * size)))
         _, places = tf.math.top_k(tf.abs(buffer), kept, sorted=False)
@@ -47,11 +45,13 @@ class TopK(BucketedHook):
         finite = tf.reduce_all(tf.math.is_finite(buffer))
         values = tf.where(finite, tf.gather(buffer, places), float("nan"))
         message = tf.concat([places, tf.bitcast(values, tf.int32)], axis=0)
-        gathered = self.transport.all_gather(message)
-        all_places = tf.reshape(gathered[:, :kept], [-1])
-        all_values = tf.reshape(tf.bitcast(gathered[:, kept:], tf.float32), [-1])
-        sent = self.transport.all_gather_bytes(kept * 8, context.num_replicas_in_sync)
-        return _scattered(all_places, all_values, size), _scattered(places, values, size), sent
+
+        def decode(gathered: tf.Tensor) -> tf.Tensor:
+            all_places = tf.reshape(gathered[:, :kept], [-1])
+            all_values = tf.reshape(tf.bitcast(gathered[:, kept:], tf.float32), [-1])
+            return _scattered(all_places, all_values, size)
+
+        return Message(message, _scattered(places, values, size), decode, gathered=True)
 
 
 def _scattered(places: tf.Tensor, values: tf.Tensor, size: int) -> tf.Tensor:

@@ -10,10 +10,12 @@ from typing import BinaryIO
 
 from tfdist.cluster.address import shorten
 from tfdist.cluster.base import Cluster
+from tfdist.cluster.mpi import is_installed
+from tfdist.cluster.ports import HOST, hold_ports
 from tfdist.errors import EXIT_DONE, EXIT_FAILED, EXIT_WRONG_USE, UsageError
 from tfdist.launch.logs import open_logs
 from tfdist.launch.output import Screen
-from tfdist.launch.ports import HOST, hold_ports
+from tfdist.launch.pmi import PMIServer
 from tfdist.launch.signals import CaughtSignals
 from tfdist.launch.supervisor import Supervisor
 from tfdist.launch.watchdog import Watchdog
@@ -24,6 +26,7 @@ def launch(
     workers: int,
     command: Sequence[str],
     *,
+    mpi: bool = False,
     log_dir: str | os.PathLike | None = None,
     start_port: int | None = None,
     env: Mapping[str, str] | None = None,
@@ -41,6 +44,7 @@ def launch(
     Args:
         workers: How many workers.
         command: The script's path, then its arguments.
+        mpi: Make the workers one MPI job as well, so that they can use `transport="mpi"`.
         log_dir: A folder for the whole output of each worker, `worker-0.log` and so on; None for no logs.
         start_port: Worker i gets the port `start_port + i`; None for free ones.
         env: Environment variables for the workers, on top of those of this process.
@@ -54,7 +58,7 @@ def launch(
     Raises:
         UsageError: If an argument cannot be right; nothing has been started then.
     """
-    _check(workers, command)
+    _check(workers, command, mpi)
     if stdout is None:
         sys.stdout.flush()
         stdout = sys.stdout.buffer
@@ -74,14 +78,23 @@ def launch(
         stack.callback(watchdog.close)
         stack.callback(_kill, started)
         held_ports.close()
+        server = PMIServer(workers) if mpi else None
+        if server:
+            stack.callback(server.close)
         for index in range(workers):
             worker = Worker(
                 index,
                 [sys.executable, *map(os.fspath, command)],
-                _environment(Cluster(addresses, index, "tfdist launch"), env),
+                {
+                    **_environment(Cluster(addresses, index, "tfdist launch"), env),
+                    **(server.environment(index) if server else {}),
+                },
                 screen,
                 logs[index] if logs else None,
+                pass_fds=(server.descriptor(index),) if server else (),
             )
+            if server:
+                server.started(index)
             started.append(worker)
             watchdog.guard(worker.pid)
         supervisor = Supervisor(started, screen, caught)
@@ -91,11 +104,13 @@ def launch(
     return code
 
 
-def _check(workers: int, command: Sequence[str]) -> None:
+def _check(workers: int, command: Sequence[str], mpi: bool) -> None:
     if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
         raise UsageError(f"workers={shorten(workers)} has to be an integer of at least 1")
     if isinstance(command, str | bytes) or not command:
         raise UsageError(f"command={shorten(command)} has to be a list: the script's path, then its arguments")
+    if mpi and not is_installed():
+        raise UsageError("mpi=True (--mpi): mpi4py is not installed; pip install 'tfdist[mpi]'")
     script = Path(command[0])
     if not script.is_file():
         problem = "is a folder, not a file" if script.is_dir() else "does not exist"

@@ -20,7 +20,14 @@ class Worker:
     """
 
     def __init__(
-        self, index: int, command: Sequence[str], env: Mapping[str, str], screen: Screen, log: BinaryIO | None
+        self,
+        index: int,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        screen: Screen,
+        log: BinaryIO | None,
+        *,
+        pass_fds: Sequence[int] = (),
     ) -> None:
         """Starts the process.
 
@@ -30,6 +37,7 @@ class Worker:
             env: All its environment variables.
             screen: Where its lines are shown.
             log: Gets its output unchanged; unbuffered. None for no log.
+            pass_fds: Descriptors that it inherits.
         """
         self.index = index
         self._screen = screen
@@ -42,6 +50,7 @@ class Worker:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,  # one pipe, so that the two stay in order
             start_new_session=True,
+            pass_fds=tuple(pass_fds),
             bufsize=0,
         )
         os.set_blocking(self.fileno(), False)

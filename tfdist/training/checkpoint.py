@@ -25,7 +25,7 @@ from tfdist.errors import UsageError
 from tfdist.hooks import Hook, ReplicaState
 from tfdist.strategy import is_chief
 from tfdist.training import seams
-from tfdist.training.hook_state import gathered_state, restore_state, saved_shape
+from tfdist.training.hook_state import StateGatherer, restore_state, saved_shape
 from tfdist.training.workers import broadcast_int, gathered
 
 RESUME = ("auto", "never", "must")
@@ -82,6 +82,7 @@ class Checkpoints:
         self._model = model
         self._strategy = strategy
         self._hook = hook
+        self._gatherer: StateGatherer | None = None
 
     def save(self, step: int, position: Position) -> "Path | None":
         """Writes a checkpoint, then removes the oldest beyond `keep`.
@@ -95,8 +96,9 @@ class Checkpoints:
         Returns:
             The checkpoint's folder, on the chief; None on the others.
         """
-        states = [] if self._hook is None else self._hook.state
-        hook_values = gathered_state(self._strategy, states)
+        if self._gatherer is None:
+            self._gatherer = StateGatherer(self._strategy, [] if self._hook is None else self._hook.state)
+        hook_values = self._gatherer.values()
         if not is_chief(self._strategy):
             return None
         final = self.directory / f"step-{step:08d}"

@@ -14,6 +14,7 @@ from tfdist.training.options import StepOptions
 from tfdist.training.report import StepListener
 from tfdist.training.runner import Runner, as_python
 from tfdist.training.workers import any_of
+from tfdist.transport import Transport
 
 _NEVER = 2**62
 
@@ -53,6 +54,7 @@ class TrainLoop:
             find it at `model.optimizer`.
         metrics: Keras metrics or their names.
         hook: see `tfdist.prepare`.
+        transport: see `tfdist.prepare`.
         accumulate_steps: see `tfdist.prepare`.
         clip_global_norm: see `tfdist.prepare`.
         jit_compile: compile forward and backward pass with XLA.
@@ -68,6 +70,7 @@ class TrainLoop:
         optimizer: Any,
         metrics: Sequence = (),
         hook: "str | hooks.Hook | None" = None,
+        transport: "str | Transport" = "auto",
         accumulate_steps: int = 1,
         clip_global_norm: "float | None" = None,
         jit_compile: bool = False,
@@ -80,6 +83,7 @@ class TrainLoop:
             raise UsageError(f"steps_per_loop={steps_per_loop!r}: an integer of at least 1 is needed")
         options = StepOptions(
             hook=hooks.parse(hook),
+            transport=transport,
             accumulate_steps=accumulate_steps,
             clip_global_norm=clip_global_norm,
             jit_compile=jit_compile,

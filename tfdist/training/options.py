@@ -4,6 +4,7 @@ import dataclasses
 
 from tfdist.errors import UsageError
 from tfdist.hooks import Hook
+from tfdist.transport import Transport
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,12 +13,14 @@ class StepOptions:
 
     Attributes:
         hook: aggregates the gradients.
+        transport: moves them; a name, or a transport (see `tfdist.transport.make_transport`).
         accumulate_steps: micro-batches that a replica batch is cut into, with one aggregation for all.
         clip_global_norm: largest norm of the aggregated gradients, or None.
         jit_compile: compile forward and backward pass (the part between collectives) with XLA.
     """
 
     hook: Hook
+    transport: "str | Transport" = "auto"
     accumulate_steps: int = 1
     clip_global_norm: "float | None" = None
     jit_compile: bool = False

@@ -17,6 +17,7 @@ from tfdist.training.predict import Predictor
 from tfdist.training.report import StepListener
 from tfdist.training.runner import Runner, as_python, layout_of
 from tfdist.training.workers import any_of, broadcast_from_chief, broadcast_int
+from tfdist.transport import Transport
 
 METHODS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
 
@@ -25,6 +26,7 @@ def prepare(
     model: keras.Model,
     *,
     hook: "str | hooks.Hook | None" = None,
+    transport: "str | Transport" = "auto",
     accumulate_steps: int = 1,
     clip_global_norm: "float | None" = None,
     jit_compile: "bool | None" = None,
@@ -41,6 +43,9 @@ def prepare(
         model: a Keras model, made and compiled inside `with strategy.scope():`.
         hook: how gradients are aggregated: a spec such as "allreduce:bucket_mb=4", a `tfdist.hooks.Hook`, or None
             for the exact all-reduce.
+        transport: what moves the gradients: "collective" (TensorFlow's), "mpi", "auto" (MPI where the workers run
+            under it and it is not slower, which is measured; else the collectives), or a
+            `tfdist.transport.Transport`.
         accumulate_steps: micro-batches that each replica's batch is cut into; memory for one of them is needed.
         clip_global_norm: largest norm of the aggregated gradients.
         jit_compile: compile forward and backward pass with XLA; None takes what `model.compile` was given.
@@ -69,6 +74,7 @@ def prepare(
         jit_compile = bool(model.compiled and model.jit_compile)
     options = StepOptions(
         hook=hooks.parse(hook),
+        transport=transport,
         accumulate_steps=accumulate_steps,
         clip_global_norm=clip_global_norm,
         jit_compile=jit_compile,

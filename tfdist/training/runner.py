@@ -19,6 +19,7 @@ from tfdist.training.options import BatchLayout, StepOptions
 from tfdist.training.report import StepListener, StepReport
 from tfdist.training.step import Step
 from tfdist.training.workers import broadcast_int, gathered, require_equal
+from tfdist.transport import check_transport, make_transport
 
 
 class Runner:
@@ -35,6 +36,7 @@ class Runner:
         self.options = options
         self.listener = listener
         self.strategy = model.distribute_strategy
+        check_transport(options.transport, self.strategy)
         self.chief = is_chief(self.strategy)
         self.num_workers = num_workers(self.strategy)
         self.steps_done = 0
@@ -59,13 +61,21 @@ class Runner:
             if not self._hook_built:
                 with self.strategy.scope():
                     self.options.hook.build(model.trainable_variables)
-                self.options.hook.tune(self.strategy, lambda value: broadcast_int(self.strategy, value))
+                self._connect_hook()
                 self._hook_built = True
             self._functions = StepFunctions(
                 Step(model, self.strategy, self.options), run_eagerly=bool(model.run_eagerly)
             )
             self._compiled_as = seams.compiled_as(model)
         return self._functions
+
+    def _connect_hook(self) -> None:
+        def agree(value: int) -> int:
+            return broadcast_int(self.strategy, value)
+
+        hook = self.options.hook
+        hook.transport = make_transport(self.options.transport, self.strategy, agree)
+        hook.tune(self.strategy, agree)
 
     def resume(self, step: int, position: "tfdist_data.Position") -> None:
         """Makes the next training go on at `position`, after `step` steps."""

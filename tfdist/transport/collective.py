@@ -1,11 +1,11 @@
 """TensorFlow's own collectives: RING between CPU workers, NCCL between GPUs, copies within a process."""
 
-import weakref
-import zlib
+from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdist.transport.base import Transport
+from tfdist.transport.base import Request, Transport
+from tfdist.transport.keys import exchange_key
 
 _GROUP_KEY = 1_818_000  # TensorFlow counts its own groups from 1
 
@@ -19,21 +19,14 @@ class CollectiveTransport(Transport):
 
     name = "collective"
 
-    def all_reduce(self, buffer: tf.Tensor) -> tf.Tensor:
-        """Returns the sum of `buffer` over all replicas."""
+    def exchange(self, requests: Sequence[Request]) -> list[tf.Tensor]:
+        """Returns what comes back for each request."""
         context = tf.distribute.get_replica_context()
-        if not enters_directly(context.strategy):
-            return context.all_reduce(tf.distribute.ReduceOp.SUM, buffer)
-        return tf.raw_ops.CollectiveReduceV2(
-            input=buffer, merge_op="Add", final_op="Id", **_arguments(context, "reduce", buffer)
-        )
-
-    def all_gather(self, buffer: tf.Tensor) -> tf.Tensor:
-        """Returns `buffer` of every replica, one row each."""
-        context = tf.distribute.get_replica_context()
-        if not enters_directly(context.strategy):
-            return context.all_gather(buffer[None], axis=0)
-        return tf.raw_ops.CollectiveGatherV2(input=buffer[None], **_arguments(context, "gather", buffer))
+        if enters_directly(context.strategy):
+            # How many rows there are is mostly known before their values.
+            counts = [_gather(tf.shape(r.buffer)[:1]) if r.kind == "rows" else None for r in requests]
+            return [_directly(request, rows) for request, rows in zip(requests, counts, strict=True)]
+        return [_by_strategy(context, request) for request in requests]
 
 
 def enters_directly(strategy: tf.distribute.Strategy) -> bool:
@@ -44,36 +37,36 @@ def enters_directly(strategy: tf.distribute.Strategy) -> bool:
     return len(devices) == 1 and "CPU" in devices[0] and strategy.num_replicas_in_sync > 1
 
 
-def _arguments(context: tf.distribute.ReplicaContext, kind: str, buffer: tf.Tensor) -> dict:
+def _by_strategy(context: tf.distribute.ReplicaContext, request: Request) -> tf.Tensor:
+    if request.kind == "sum":
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, request.buffer)
+    return context.all_gather(request.buffer[None] if request.kind == "gather" else request.buffer, axis=0)
+
+
+def _directly(request: Request, counts: "tf.Tensor | None") -> tf.Tensor:
+    buffer = request.buffer
+    if request.kind == "sum":
+        return tf.raw_ops.CollectiveReduceV2(
+            input=buffer, merge_op="Add", final_op="Id", **_arguments("reduce", buffer)
+        )
+    if counts is None:
+        return _gather(buffer)
+    # The ring gathers equal shapes.
+    missing = tf.reduce_max(counts) - tf.shape(buffer)[0]
+    gathered = _gather(tf.pad(buffer, [[0, missing], *([[0, 0]] * (buffer.shape.rank - 1))]))
+    replicas = tf.distribute.get_replica_context().num_replicas_in_sync
+    return tf.concat([gathered[i, : counts[i, 0]] for i in range(replicas)], axis=0)
+
+
+def _gather(buffer: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.CollectiveGatherV2(input=buffer[None], **_arguments("gather", buffer))
+
+
+def _arguments(kind: str, buffer: tf.Tensor) -> dict:
     return {
-        "group_size": context.num_replicas_in_sync,
+        "group_size": tf.distribute.get_replica_context().num_replicas_in_sync,
         "group_key": _GROUP_KEY,
-        "instance_key": _instance_key(f"{kind} {buffer.dtype.name} {buffer.shape}"),
+        "instance_key": exchange_key(f"{kind} {buffer.dtype.name} {buffer.shape}"),
         "ordering_token": [],
         "communication_hint": "RING",
     }
-
-
-_taken: "weakref.WeakKeyDictionary[tf.Graph, set[int]]" = weakref.WeakKeyDictionary()
-
-
-def _instance_key(what: str) -> int:
-    """Returns what names a collective on all workers: it has to be equal on them and unlike all that run beside it.
-
-    It comes from what is exchanged and how often that stands in the function being traced, not from how many
-    were traced before, so workers may trace other functions in between.
-    """
-    if tf.executing_eagerly():
-        return zlib.crc32(what.encode()) & 0x3FFFFFFF
-    taken = _taken.setdefault(_outermost(tf.compat.v1.get_default_graph()), set())
-    key = zlib.crc32(what.encode()) & 0x3FFFFFFF
-    while key in taken:
-        key = (key + 1) & 0x3FFFFFFF
-    taken.add(key)
-    return key
-
-
-def _outermost(graph: tf.Graph) -> tf.Graph:
-    """Returns the graph of the whole function, where `graph` is that of a branch or of a loop's body within it."""
-    outer = getattr(graph, "outer_graph", None)
-    return _outermost(outer) if getattr(outer, "building_function", False) else graph

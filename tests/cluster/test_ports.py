@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.launch.ports import HOST, hold_ports
+from tfdist.cluster.ports import HOST, hold_ports
 
 
 def test_ports_are_held_until_released():

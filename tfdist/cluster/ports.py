@@ -1,4 +1,4 @@
-"""Free loopback ports for the workers of one machine."""
+"""Free ports for the workers on this machine."""
 
 import random
 import socket
@@ -14,8 +14,8 @@ _EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _TRIES_PER_PORT = 200
 
 
-def hold_ports(count: int, stack: ExitStack, *, start_port: int | None = None) -> list[int]:
-    """Picks ports on the loopback interface and holds them, so that nobody else takes them meanwhile.
+def hold_ports(count: int, stack: ExitStack, *, start_port: int | None = None, host: str = HOST) -> list[int]:
+    """Picks ports of this machine and holds them, so that nobody else takes them meanwhile.
 
     Random ones below the system's ephemeral range: from that range the system gives a port to any program
     that asks for one or that connects somewhere, also in the moment between our release and a worker's own
@@ -25,6 +25,7 @@ def hold_ports(count: int, stack: ExitStack, *, start_port: int | None = None) -
         count: How many.
         stack: Closing it releases the ports.
         start_port: Take this port and those after it, instead of random ones.
+        host: An address of this machine; by default that of the loopback interface.
 
     Returns:
         The ports, all different.
@@ -33,14 +34,14 @@ def hold_ports(count: int, stack: ExitStack, *, start_port: int | None = None) -
         UsageError: If `start_port` is outside 1 to 65535 or one of its ports is in use, or no port is free.
     """
     if start_port is None:
-        return [_hold_free(stack) for _ in range(count)]
+        return [_hold_free(host, stack) for _ in range(count)]
     last_start = _HIGHEST - count + 1
     if not isinstance(start_port, int) or isinstance(start_port, bool) or not 1 <= start_port <= last_start:
         raise UsageError(f"start_port={shorten(start_port)} has to be from 1 to {last_start} for {count} worker(s)")
     ports = list(range(start_port, start_port + count))
     for port in ports:
         try:
-            _hold(port, stack)
+            _hold(host, port, stack)
         except OSError as error:
             raise UsageError(
                 f"start_port={start_port}: port {port} cannot be used ({error.strerror or error}); give "
@@ -49,25 +50,25 @@ def hold_ports(count: int, stack: ExitStack, *, start_port: int | None = None) -
     return ports
 
 
-def _hold(port: int, stack: ExitStack) -> int:
+def _hold(host: str, port: int, stack: ExitStack) -> int:
     # Without SO_REUSEADDR, so that two launches at once cannot hold the same port.
     holder = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-    holder.bind((HOST, port))
+    holder.bind((host, port))
     return holder.getsockname()[1]
 
 
-def _hold_free(stack: ExitStack) -> int:
+def _hold_free(host: str, stack: ExitStack) -> int:
     below = _first_ephemeral_port()
     if below - _LOWEST >= 1000:
         for _ in range(_TRIES_PER_PORT):
             try:
-                return _hold(random.SystemRandom().randrange(_LOWEST, below), stack)
+                return _hold(host, random.SystemRandom().randrange(_LOWEST, below), stack)
             except OSError:
                 continue  # in use
     try:
-        return _hold(0, stack)
+        return _hold(host, 0, stack)
     except OSError as error:
-        raise UsageError(f"no port is free on {HOST} ({error.strerror or error}); end some other processes") from None
+        raise UsageError(f"no port is free on {host} ({error.strerror or error}); end some other processes") from None
 
 
 def _first_ephemeral_port() -> int:

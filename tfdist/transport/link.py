@@ -1,4 +1,4 @@
-"""The size of buckets, from what the link between the replicas can do."""
+"""What a transport does between the replicas of a job, measured."""
 
 import dataclasses
 import time
@@ -6,12 +6,9 @@ import time
 import numpy as np
 import tensorflow as tf
 
-from tfdist.hooks.buckets import MEBIBYTE
-from tfdist.transport import Transport
+from tfdist.transport.base import Transport
 
-SMALLEST_MB, LARGEST_MB = 0.5, 8.0
-_LATENCY_SHARE = 0.1
-_SMALL, _LARGE = 1, MEBIBYTE  # elements of 4 bytes
+_SMALL, _LARGE = 1, 1 << 20  # elements of 4 bytes
 _ROUNDS = 3
 
 
@@ -27,12 +24,9 @@ class Link:
     latency_s: float
     bytes_per_second: float
 
-    @property
-    def bucket_mb(self) -> float:
-        """The size in MiB at which latency is a tenth of a bucket's time: smaller ones cost, larger ones come late."""
-        share = (1 - _LATENCY_SHARE) / _LATENCY_SHARE
-        size = self.latency_s * share * self.bytes_per_second / MEBIBYTE
-        return float(np.clip(round(size, 2), SMALLEST_MB, LARGEST_MB))
+    def seconds(self, size: float) -> float:
+        """Returns the time of an all-reduce of `size` bytes."""
+        return self.latency_s + size / self.bytes_per_second
 
 
 def measure(strategy: tf.distribute.Strategy, transport: Transport) -> Link:
