@@ -32,7 +32,7 @@ RUNS = Path(__file__).resolve().parent / "bench"
 
 flags.DEFINE_list("links", list(LINKS), f"out of {', '.join(LINKS)}; all but loopback need root and iproute2")
 flags.DEFINE_list("models", list(MODELS), f"out of {', '.join(MODELS)}")
-flags.DEFINE_string("hooks", HOOKS, "specs of hooks, with semicolons between them")
+flags.DEFINE_string("hooks", HOOKS, "specs of hooks, with semicolons between them; bf16@mpi over that transport only")
 flags.DEFINE_list("transports", None, "collective, mpi or both; default: all that are installed")
 flags.DEFINE_boolean("torch", None, "measure PyTorch's DDP as well; default: where it is installed")
 flags.DEFINE_integer("rounds", 5, "how often each way runs", lower_bound=1)
@@ -64,7 +64,8 @@ def main(_: list[str]) -> int:
         links = ["loopback"]
     hooks = list(filter(None, options.hooks.split(";")))
     ways = [CEILING, f"{BARRIER}@{transports[-1]}", STOCK]
-    ways += [f"{hook}@{transport}" for transport in transports for hook in hooks]
+    ways += [way for way in hooks if "@" in way]
+    ways += [f"{hook}@{transport}" for transport in transports for hook in hooks if "@" not in hook]
     torch_ways = list(TORCH_WAYS) if torch_is_there and options.torch is not False else []
     rows = []
     for model in options.models:

@@ -1,5 +1,6 @@
 """`make_strategy`: what each name makes, what it says, and what it refuses."""
 
+import inspect
 import json
 import logging
 import os
@@ -10,6 +11,7 @@ import textwrap
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.distribute import collective_all_reduce_strategy
 
 import tfdist
 from tfdist.errors import UsageError
@@ -60,12 +62,25 @@ def test_devices_by_name(cpu_devices):
         ("one_device", {"num_devices": 2}, "one_device' takes one device.*use strategy='mirrored'"),
         ("mirrored", {"num_devices": 5}, "initialised before 5 logical CPU devices could be set.*first"),
         ("multi_worker", {}, "initialised before the collectives of multi_worker could be set.*first"),
-        ("multi_worker", {"num_devices": 2}, "each worker of strategy='multi_worker' is one CPU replica"),
+        ("multi_worker", {"num_devices": 257}, "num_devices=257: at most 256"),
     ],
 )
 def test_wrong_use_names_the_argument_and_the_fix(cpu_devices, name, options, words):
     with pytest.raises(UsageError, match=words):
         tfdist.make_strategy(name, **options)
+
+
+def test_what_cpu_workers_rely_on():
+    """tfdist.cpu_workers says which devices a worker has by this method, and makes the strategy around it."""
+    made = collective_all_reduce_strategy.CollectiveAllReduceExtended
+    assert list(inspect.signature(made._initialize_local_devices).parameters) == [
+        "self",
+        "cluster_resolver",
+        "worker_device",
+    ]
+    code = "import tfdist; s = tfdist.make_strategy('multi_worker', num_devices=3); print(s.num_replicas_in_sync)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == "3\n", done.stderr
 
 
 def test_auto_says_what_it_chose_and_why(cpu_devices, caplog):

@@ -15,6 +15,7 @@ from tfdist.cluster import Cluster, rendezvous
 from tfdist.cluster.mpi import leave as leave_mpi
 from tfdist.cluster.mpi import processes
 from tfdist.config import STRATEGIES, did_you_mean
+from tfdist.cpu_workers import CPUWorkersStrategy
 from tfdist.errors import UsageError
 
 _MOST_CPU_DEVICES = 256  # they are for tests; TensorFlow takes hours to make many thousands
@@ -40,7 +41,8 @@ def make_strategy(
             a cluster of more than one worker, else mirrored where there is more than one accelerator, else
             one_device.
         devices: devices of this process, such as ["GPU:0", "GPU:1"]. By default all accelerators, or the CPU.
-        num_devices: how many devices to take. Without accelerators, as many logical CPU devices are made.
+        num_devices: how many devices to take on each worker. Without accelerators, as many logical CPU devices are
+            made.
         cluster: who takes part; by default `Cluster.detect()`.
         start_timeout: seconds to wait for the other workers.
 
@@ -259,11 +261,8 @@ def _multi_worker(
     start_timeout: float,
 ) -> tf.distribute.Strategy:
     wanted = len(devices) if devices else num_devices
-    if not num_gpus and wanted is not None and wanted > 1:
-        raise UsageError(
-            f"num_devices={wanted}: without accelerators each worker of strategy='multi_worker' is one CPU replica; "
-            "start more workers instead"
-        )
+    if not num_gpus and wanted and wanted > _MOST_CPU_DEVICES:
+        raise UsageError(f"num_devices={wanted}: at most {_MOST_CPU_DEVICES} logical CPU devices can be made")
     if num_gpus and wanted is not None and wanted > num_gpus:
         raise UsageError(f"num_devices={wanted}: there are {num_gpus} GPUs; ask for at most {num_gpus}")
     if _devices_are_initialised():
@@ -277,7 +276,19 @@ def _multi_worker(
         implementation=implementation.NCCL if num_gpus else implementation.RING
     )
     if cluster.num_workers == 1:
-        return tf.distribute.MultiWorkerMirroredStrategy(_LocalResolver(), communication_options=options)
+        resolver: tf.distribute.cluster_resolver.ClusterResolver = _LocalResolver()
+    else:
+        _meet(cluster, start_timeout)
+        resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+    if num_gpus or wanted in (None, 1):
+        return tf.distribute.MultiWorkerMirroredStrategy(resolver, communication_options=options)
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * wanted)
+    return CPUWorkersStrategy(wanted, resolver, options)
+
+
+def _meet(cluster: Cluster, start_timeout: float) -> None:
+    """Waits for the other workers, and prepares what TensorFlow needs to work with them."""
     agreement = rendezvous(cluster, timeout_s=start_timeout, seed=global_seed())
     if global_seed() is None:
         # Every worker builds the same input pipeline: without a common seed an unseeded shuffle would give
@@ -286,8 +297,6 @@ def _multi_worker(
     os.environ["TF_CONFIG"] = cluster.tf_config()
     if processes():
         _leave_a_thread_to_wait()
-    resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
-    return tf.distribute.MultiWorkerMirroredStrategy(resolver, communication_options=options)
 
 
 def _leave_a_thread_to_wait() -> None:

@@ -251,6 +251,9 @@ def test_one_replica_sends_nothing(bench):
         ("bf16:error_feedback=2", "error_feedback=2.0: 0 or 1"),
         ("bf16:sample_every=0", "every=0.0"),
         ("noop:sample_every=3", "noop takes none"),
+        ("noop:hierarchical=1", "noop takes none"),
+        ("bf16:hierarchical=2", "hierarchical=2.0: 0 or 1"),
+        ("local_sgd:hierarchical=1", "unknown parameter 'hierarchical=1'"),
         (3, "hook=3 is no hook"),
         (hooks.TopK, "is no hook"),
     ],
@@ -261,6 +264,15 @@ def test_wrong_specs(spec, words):
 
 
 def test_error_feedback_needs_a_lossy_hook():
-    for hook in (hooks.AllReduce(), hooks.NoOp(), "bf16"):
+    for hook in (hooks.AllReduce(), hooks.NoOp(), hooks.LocalSGD(), "bf16"):
         with pytest.raises(tfdist.UsageError, match="no lossy hook"):
             hooks.ErrorFeedback(hook)
+
+
+def test_wrong_wrappings():
+    with pytest.raises(tfdist.UsageError, match="'local_sgd' gives no sum that all replicas agree on"):
+        hooks.Hierarchical(hooks.LocalSGD())
+    with pytest.raises(tfdist.UsageError, match="wrap the hook within"):
+        hooks.Fidelity(hooks.Hierarchical(hooks.BFloat16()))
+    with pytest.raises(tfdist.UsageError, match="'bf16' is no hook"):
+        hooks.Fidelity("bf16")

@@ -7,6 +7,8 @@ returns with a `job` that has no strategy and leaves the model unprepared.
 """
 
 import contextlib
+import dataclasses
+import functools
 import importlib.util
 import json
 import os
@@ -69,12 +71,28 @@ class Job:
         return tfdist.prepare(model, **options)
 
 
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """What distinguishes jobs.
+
+    Attributes:
+        workers: how many processes.
+        mpi: they run under MPI as well.
+        devices: CPU replicas of each.
+    """
+
+    workers: int
+    mpi: bool
+    devices: int
+
+
 def on_workers(
     *counts: int,
     stock: bool = True,
     rtol: float = 1e-4,
     atol: float = 1e-6,
     mpi: bool = False,
+    devices: int = 1,
     then: "Callable[[list[dict]], None] | None" = None,
 ) -> Callable:
     """Makes a test, for each number of workers in `counts`, of a body that runs on every worker.
@@ -85,6 +103,7 @@ def on_workers(
         rtol: relative tolerance of that comparison.
         atol: absolute tolerance of that comparison.
         mpi: the workers run under MPI as well.
+        devices: CPU replicas of each worker.
         then: is called in the test process with what the workers returned.
     """
 
@@ -95,7 +114,7 @@ def on_workers(
         @pytest.mark.timeout(900)
         @pytest.mark.parametrize("count", counts, ids=[f"{count}_workers" for count in counts])
         def test(count: int, jobs: "Jobs", tmp_path: Path) -> None:
-            waiting = jobs.started(count, mpi)
+            waiting = jobs.started(Kind(count, mpi, devices))
             expected = as_json(run_body(body, Job(None, count, 0, tmp_path))) if stock else None
             results = waiting.results(name)
             for index, result in enumerate(results[1:], 1):
@@ -110,7 +129,7 @@ def on_workers(
                 then(results)
 
         test.__name__, test.__doc__, test.__module__ = body.__name__, body.__doc__, body.__module__
-        test.case, test.mpi = name, mpi
+        test.case, test.kind = name, functools.partial(Kind, mpi=mpi, devices=devices)
         return test
 
     return wrap
@@ -171,22 +190,21 @@ class Jobs:
 
     Args:
         folder: where they put their files.
-        cases: for each number of workers, under MPI or not, the bodies to run.
+        cases: for each kind of job the bodies to run.
     """
 
-    def __init__(self, folder: Path, cases: dict[tuple[int, bool], list[str]]):
+    def __init__(self, folder: Path, cases: dict["Kind", list[str]]):
         self._folder = folder
         self._cases = cases
-        self._running: dict[tuple[int, bool], Conductor] = {}
+        self._running: dict[Kind, Conductor] = {}
 
-    def started(self, count: int, mpi: bool) -> "Conductor":
-        """Returns the job of `count` workers."""
-        key = count, mpi
-        if key not in self._running:
-            folder = self._folder / f"{count}_workers{'_mpi' * mpi}"
-            self._running[key] = Conductor(count, mpi, self._cases[key], folder)
-            self._running[key].start()
-        return self._running[key]
+    def started(self, kind: "Kind") -> "Conductor":
+        """Returns the job of that kind."""
+        if kind not in self._running:
+            folder = self._folder / f"{kind.workers}_workers_{kind.devices}_devices{'_mpi' * kind.mpi}"
+            self._running[kind] = Conductor(kind, self._cases[kind], folder)
+            self._running[kind].start()
+        return self._running[kind]
 
     def close(self) -> None:
         """Ends all jobs."""
@@ -197,10 +215,9 @@ class Jobs:
 class Conductor(threading.Thread):
     """Runs bodies on a job; starts another job for the rest where one fails or hangs."""
 
-    def __init__(self, count: int, mpi: bool, cases: Sequence[str], folder: Path):
+    def __init__(self, kind: "Kind", cases: Sequence[str], folder: Path):
         super().__init__(daemon=True)
-        self._count = count
-        self._mpi = mpi
+        self._kind = kind
         self._left = list(cases)
         self._folder = folder
         self._known = threading.Condition()
@@ -234,18 +251,20 @@ class Conductor(threading.Thread):
         folder.mkdir(parents=True)
         (folder / "cases.json").write_text(json.dumps(self._left))
         log = folder / "log.txt"
-        with start_workers(self._count, [str(WORKER), str(folder)], log, mpi=self._mpi) as process:
+        count = self._kind.workers
+        command = [str(WORKER), str(folder), str(self._kind.devices)]
+        with start_workers(count, command, log, mpi=self._kind.mpi) as process:
             number, deadline = 0, time.monotonic() + START_TIMEOUT_S
             while self._left and not self._closed:
                 ended = process.poll() is not None  # looked at first: a worker writes its file before it ends
-                files = [folder / f"{number}.{i}.json" for i in range(self._count)]
+                files = [folder / f"{number}.{i}.json" for i in range(count)]
                 known = {i: json.loads(file.read_text()) for i, file in enumerate(files) if file.exists()}
                 errors = [result["error"] for result in known.values() if "error" in result]
-                if len(known) == self._count and not errors:
-                    self._add([known[i]["values"] for i in range(self._count)])
+                if len(known) == count and not errors:
+                    self._add([known[i]["values"] for i in range(count)])
                     number, deadline = number + 1, time.monotonic() + CASE_TIMEOUT_S
-                elif len(known) == self._count or ended or time.monotonic() > deadline:
-                    missing = [i for i in range(self._count) if i not in known]
+                elif len(known) == count or ended or time.monotonic() > deadline:
+                    missing = [i for i in range(count) if i not in known]
                     if missing:
                         why = f"the job ended with {process.returncode}" if ended else "no answer in time"
                         errors.append(f"workers {missing}: {why}; end of {log}:\n{_tail(log)}")

@@ -1,4 +1,4 @@
-"""One worker of a job that runs test bodies; see `harness`. Usage: worker.py FOLDER, by `tfdist launch`."""
+"""One worker of a job that runs test bodies; see `harness`. Usage: worker.py FOLDER DEVICES, by `tfdist launch`."""
 
 import json
 import os
@@ -12,8 +12,8 @@ import tfdist  # noqa: E402
 from tests.multi_worker import harness  # noqa: E402
 
 
-def main(folder: Path) -> int:
-    strategy = tfdist.make_strategy("multi_worker")
+def main(folder: Path, devices: int) -> int:
+    strategy = tfdist.make_strategy("multi_worker", num_devices=devices)
     cluster = tfdist.Cluster.detect()
     cases = json.loads((folder / "cases.json").read_text())
     for number, name in enumerate(cases):
@@ -34,4 +34,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2])))

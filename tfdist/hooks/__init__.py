@@ -6,6 +6,7 @@ from tfdist.hooks.bucketed import BucketedHook
 from tfdist.hooks.feedback import ErrorFeedback
 from tfdist.hooks.fidelity import Fidelity
 from tfdist.hooks.half import BFloat16, Float16
+from tfdist.hooks.hierarchical import Hierarchical
 from tfdist.hooks.int8 import Int8
 from tfdist.hooks.local_sgd import LocalSGD
 from tfdist.hooks.message import Message
@@ -22,6 +23,7 @@ __all__ = [
     "ErrorFeedback",
     "Fidelity",
     "Float16",
+    "Hierarchical",
     "Hook",
     "HookReport",
     "Int8",

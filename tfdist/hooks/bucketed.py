@@ -80,12 +80,11 @@ class BucketedHook(Hook):
         self, gradients: list[Gradient], variables: Sequence[keras.Variable]
     ) -> tuple[list[Gradient], list[Gradient]]:
         """Returns the sums over all replicas, and what this replica has put into each."""
-        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-        if replicas == 1 or not gradients:
+        if self.transport.participants() == 1 or not gradients:
             return list(gradients), list(gradients)
         shaped = [_shaped(g, v) for g, v in zip(gradients, variables, strict=True)]
         totals, own, sent = self.exchange_step(shaped, variables)
-        all_dense = sum(self.dense_bytes(v, replicas) for v in variables)
+        all_dense = sum(self.dense_bytes(v) for v in variables)
         self._costs[tuple(id(v) for v in variables)] = sent, all_dense
         return totals, own
 
@@ -126,9 +125,9 @@ class BucketedHook(Hook):
         """Largest size of a bucket in bytes."""
         return self.bucket_mb * MEBIBYTE
 
-    def dense_bytes(self, variable: keras.Variable, replicas: int) -> int:
+    def dense_bytes(self, variable: keras.Variable) -> int:
         """Returns what one replica sends for the exact all-reduce of a dense gradient of `variable`."""
-        return self.transport.bytes_sent(Request(tf.convert_to_tensor(variable.value)), replicas)
+        return self.transport.bytes_sent(Request(tf.convert_to_tensor(variable.value)))
 
     def sum_exactly(self, tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], int]:
         """Returns the exact sums of `tensors` over all replicas, and the bytes that this one sends for them."""
@@ -141,8 +140,7 @@ class BucketedHook(Hook):
         return totals, sent
 
     def _exchanged(self, requests: Sequence[Request]) -> tuple[list[tf.Tensor], int]:
-        replicas = tf.distribute.get_replica_context().num_replicas_in_sync
-        sent = sum(self.transport.bytes_sent(request, replicas) for request in requests)
+        sent = sum(self.transport.bytes_sent(request) for request in requests)
         return self.transport.exchange(requests), sent
 
 

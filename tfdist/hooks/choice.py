@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.transport import Transport, enters_directly
+from tfdist.transport import Transport
 
 
 def either(condition: tf.Tensor, yes: Callable[[], Any], no: Callable[[], Any], transport: Transport) -> Any:
@@ -14,7 +14,7 @@ def either(condition: tf.Tensor, yes: Callable[[], Any], no: Callable[[], Any], 
     Between CPU workers only the chosen one communicates. Other replicas meet in `merge_call`, which TensorFlow forbids
     within a condition, so there both do, and one result is dropped.
     """
-    if not enters_directly(tf.distribute.get_strategy()):
+    if not transport.may_branch():
         return tf.nest.map_structure(lambda a, b: tf.where(condition, a, b), yes(), no())
     with tf.control_dependencies(transport.pending()):
         found = tf.cond(condition, yes, no)

@@ -49,7 +49,7 @@ class ErrorFeedback(WrappingHook):
 
     def aggregate(self, gradients: list[Gradient], variables: Sequence[keras.Variable]) -> list[Gradient]:
         """Returns the sum of the gradients and of what was left out before."""
-        if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
+        if self.transport.participants() == 1:
             return gradients
         memory = [self._memory[id(v)].variable for v in variables]
         complete = [

@@ -9,6 +9,7 @@ from tfdist.errors import UsageError
 from tfdist.hooks.allreduce import AllReduce
 from tfdist.hooks.base import Gradient, Hook, HookReport, whole_number
 from tfdist.hooks.choice import either
+from tfdist.hooks.hierarchical import Hierarchical
 from tfdist.hooks.state import GroupValue, ReplicaState
 from tfdist.hooks.wrapping import WrappingHook
 
@@ -26,6 +27,8 @@ class Fidelity(WrappingHook):
     def __init__(self, hook: Hook, *, every: int = 100):
         if not isinstance(hook, Hook):
             raise UsageError(f"Fidelity: {hook!r} is no hook")
+        if isinstance(hook, Hierarchical):
+            raise UsageError("Fidelity: a Hierarchical hook loses something between workers; wrap the hook within")
         super().__init__(hook)
         self.every = whole_number("every", every, least=1)
         self._exact = AllReduce()
@@ -49,7 +52,7 @@ class Fidelity(WrappingHook):
     def aggregate(self, gradients: list[Gradient], variables: Sequence[keras.Variable]) -> list[Gradient]:
         """Returns the sum that the hook within gives."""
         totals = self.hook.aggregate(gradients, variables)
-        if tf.distribute.get_replica_context().num_replicas_in_sync == 1:
+        if self.transport.participants() == 1:
             return totals
         step = self._values["step"].get(variables)
         self._values["step"].set(variables, step + 1)

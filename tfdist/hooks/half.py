@@ -61,7 +61,7 @@ class Float16(BucketedHook):
         if buffer.dtype not in _WIDE:
             return Message.exact(buffer)
         scale = tf.cast(self._scale.get(variables), buffer.dtype)
-        largest = _largest_of_each()
+        largest = self._largest_of_each()
         scaled = buffer * scale
         fits = tf.clip_by_value(scaled, tf.cast(-largest, buffer.dtype), tf.cast(largest, buffer.dtype))
         narrow = tf.cast(tf.where(tf.math.is_finite(scaled), fits, scaled), tf.float16)
@@ -77,7 +77,7 @@ class Float16(BucketedHook):
         if not wide:
             return
         peak = tf.reduce_max(tf.stack([tf.cast(tf.reduce_max(tf.abs(total)), tf.float32) for total in wide]))
-        scale, largest = self._scale.get(variables), _largest_of_each()
+        scale, largest = self._scale.get(variables), self._largest_of_each()
         fitting = _power_of_two(tf.math.log(largest / (_HEADROOM * peak)) / tf.math.log(2.0))
         # A sum of nothing, and one that was cut, do not say how far off the scale is: it goes a long way.
         fitting = tf.where(peak == 0.0, scale * _power_of_two(10.0), fitting)
@@ -85,11 +85,10 @@ class Float16(BucketedHook):
         fitting = tf.clip_by_value(fitting, _power_of_two(-100.0), _power_of_two(60.0))
         self._scale.set(variables, tf.where(tf.math.is_finite(peak), fitting, scale))
 
+    def _largest_of_each(self) -> float:
+        """Returns the largest value of which all participants can hold one without their sum overflowing."""
+        return tf.float16.max / self.transport.participants()
+
 
 def _power_of_two(exponent: "float | tf.Tensor") -> tf.Tensor:
     return tf.pow(2.0, tf.floor(exponent))
-
-
-def _largest_of_each() -> float:
-    """Returns the largest value of which all replicas can hold one without their sum overflowing."""
-    return tf.float16.max / tf.distribute.get_replica_context().num_replicas_in_sync

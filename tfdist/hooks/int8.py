@@ -61,7 +61,7 @@ class Int8(BucketedHook):
         message = tf.concat([packed, tf.bitcast(scales, tf.int32)], axis=0)
 
         def decode(gathered: tf.Tensor) -> tf.Tensor:
-            parts = [self._restored(gathered[i], blocks, size) for i in range(context.num_replicas_in_sync)]
+            parts = [self._restored(gathered[i], blocks, size) for i in range(self.transport.participants())]
             # Not tf.add_n, whose order, and so the last bit, depends on timing.
             return tf.reduce_sum(tf.stack(parts), axis=0)
 

@@ -78,7 +78,7 @@ class LocalSGD(BucketedHook):
         averages = either(
             due, lambda: self.sum_exactly([v / replicas for v in values])[0], lambda: values, self.transport
         )
-        sent = sum(self.dense_bytes(v, replicas) for v in variables)
+        sent = sum(self.dense_bytes(v) for v in variables)
         self._costs[tuple(id(v) for v in variables)] = (sent // self.period, sent)
 
         def assign(strategy: tf.distribute.Strategy, due: tf.Tensor, averages: list) -> None:

@@ -10,6 +10,7 @@ from tfdist.hooks.bucketed import AUTO
 from tfdist.hooks.feedback import ErrorFeedback
 from tfdist.hooks.fidelity import Fidelity
 from tfdist.hooks.half import BFloat16, Float16
+from tfdist.hooks.hierarchical import Hierarchical
 from tfdist.hooks.int8 import Int8
 from tfdist.hooks.local_sgd import LocalSGD
 from tfdist.hooks.noop import NoOp
@@ -29,8 +30,9 @@ def parse(spec: "str | Hook | None") -> Hook:
 
     Args:
         spec: a string `name[:parameter=value,...]`, a hook object (returned as it is), or None for the
-            exact all-reduce. Beside a hook's own parameters, lossy hooks take `error_feedback=0` or `1`, and all but
-            noop take `sample_every=K`, to compare with the exact sum every K steps.
+            exact all-reduce. Beside a hook's own parameters, lossy hooks take `error_feedback=0` or `1`, all whose
+            replicas agree take `hierarchical=1`, to sum exactly within each worker first, and all but noop take
+            `sample_every=K`, to compare with the exact sum every K steps.
 
     Raises:
         UsageError: unknown name or parameter, a value that is not allowed, or an object that is no hook.
@@ -48,17 +50,24 @@ def parse(spec: "str | Hook | None") -> Hook:
         )
     kind = HOOKS[name]
     own = list(inspect.signature(kind.__init__).parameters)[1:]
-    extra = (["error_feedback"] if kind in _FEEDBACK else []) + (["sample_every"] if kind is not NoOp else [])
+    extra = ["error_feedback"] if kind in _FEEDBACK else []
+    extra += ["hierarchical"] if kind.replicas_agree and kind is not NoOp else []
+    extra += ["sample_every"] if kind is not NoOp else []
     values = _values(spec, name, rest, own + extra)
     feedback = values.pop("error_feedback", float(_FEEDBACK.get(kind, False)))
     if feedback not in (0, 1):
         raise UsageError(f"hook={spec!r}: error_feedback={feedback!r}: 0 or 1 is needed")
+    hierarchical = values.pop("hierarchical", 0.0)
+    if hierarchical not in (0, 1):
+        raise UsageError(f"hook={spec!r}: hierarchical={hierarchical!r}: 0 or 1 is needed")
     sample_every = values.pop("sample_every", None)
     try:
         hook: Hook = kind(**values)
         if feedback:
             hook = ErrorFeedback(hook)
-        return hook if sample_every is None else Fidelity(hook, every=sample_every)
+        if sample_every is not None:
+            hook = Fidelity(hook, every=sample_every)
+        return Hierarchical(hook) if hierarchical else hook
     except UsageError as error:
         raise UsageError(f"hook={spec!r}: {error}") from None
 

@@ -43,6 +43,18 @@ class Transport(abc.ABC):
         """Returns `buffer` of every replica in the order of the replicas: shape (replicas, *buffer.shape)."""
         return self.exchange([Request(buffer, "gather")])[0]
 
+    def participants(self) -> int:
+        """Returns how many take part: the replicas of the job, unless the transport says otherwise."""
+        return tf.distribute.get_replica_context().num_replicas_in_sync
+
+    def takes_part(self) -> bool:
+        """Whether this replica does; one that does not must not exchange anything."""
+        return True
+
+    def may_branch(self) -> bool:
+        """Whether exchanges may stand in a branch of a condition."""
+        return True
+
     def pending(self) -> list[tf.Tensor]:
         """Returns what has to be there before a branch of a condition may exchange something."""
         return []
@@ -50,12 +62,15 @@ class Transport(abc.ABC):
     def follow(self, results: Sequence[tf.Tensor]) -> None:  # noqa: B027, most transports need no order
         """Makes later exchanges wait for `results` of a branch that may have exchanged something."""
 
-    def bytes_sent(self, request: Request, replicas: int) -> int:
-        """Returns what one replica sends for `request`, as far as its shape is known.
+    def bytes_sent(self, request: Request) -> int:
+        """Returns what one participant sends for `request`, as far as its shape is known.
 
         A sum takes 2 (n - 1) / n times the buffer, as in a ring; to gather takes the own buffer and all but one
         other's, once. Reference: Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms for clusters of
         workstations, 2009.
         """
+        participants = self.participants()
         size = (request.buffer.shape.num_elements() or 0) * request.buffer.dtype.size
-        return round(2 * (replicas - 1) / replicas * size) if request.kind == "sum" else (replicas - 1) * size
+        return (
+            round(2 * (participants - 1) / participants * size) if request.kind == "sum" else (participants - 1) * size
+        )

@@ -37,7 +37,7 @@ def measure(strategy: tf.distribute.Strategy, transport: Transport) -> Link:
         @tf.function(autograph=False)
         def once(size: int = size) -> tf.Tensor:
             def on_replica() -> tf.Tensor:
-                return transport.all_reduce(tf.ones([size]))[0]
+                return transport.all_reduce(tf.ones([size]))[0] if transport.takes_part() else tf.zeros([])
 
             return strategy.experimental_local_results(strategy.run(on_replica))[0]
 
