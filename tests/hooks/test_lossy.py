@@ -1,5 +1,6 @@
 """Lossy hooks against NumPy: what they sum, what they leave out, and what is not finite."""
 
+import keras
 import numpy as np
 import pytest
 
@@ -276,3 +277,28 @@ def test_wrong_wrappings():
         hooks.Fidelity(hooks.Hierarchical(hooks.BFloat16()))
     with pytest.raises(tfdist.UsageError, match="'bf16' is no hook"):
         hooks.Fidelity("bf16")
+
+
+@pytest.mark.parametrize(("tokens", "is_sparse"), [(8, True), (400, False)])
+def test_sparse_gradients_become_dense_where_that_is_smaller(strategies, tokens, is_sparse):
+    """Of 50 rows of an embedding, 8 are fewer than the table and 400 are more."""
+    found = {}
+    for spec in ("allreduce", "bf16", "powersgd:rank=1"):
+        hook = hooks.parse(spec)
+        with strategies["mirrored2"].scope():
+            keras.utils.set_random_seed(3)
+            ids = keras.Input((tokens,), dtype="int32")
+            x = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(50, 8)(ids))
+            model = keras.Model(ids, keras.layers.Dense(1)(x))
+            model.compile(keras.optimizers.SGD(0.1), "mse")
+        tfdist.prepare(model, hook=hook)
+        x = np.random.default_rng(0).integers(0, 50, size=(8, tokens))
+        model.fit(x, x.mean(axis=1, keepdims=True) / 50.0, batch_size=2, shuffle=False, verbose=0)
+        found[spec] = hook.report.bytes_per_step, model.get_weights()
+    sent = {spec: value[0] for spec, value in found.items()}
+    if is_sparse:
+        assert sent["bf16"] > 0.9 * sent["allreduce"]
+    else:
+        assert sent["bf16"] < 0.1 * sent["allreduce"] and sent["powersgd:rank=1"] < sent["bf16"]
+    for a, b in zip(found["bf16"][1], found["allreduce"][1], strict=True):
+        np.testing.assert_allclose(a, b, rtol=0.02, atol=0.01)

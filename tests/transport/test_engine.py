@@ -50,3 +50,23 @@ def test_a_job_of_which_one_process_was_killed_does_not_wait_for_it_at_the_end(m
         first.wait(30)
     except subprocess.TimeoutExpired:
         pytest.fail("the process that was left did not end")
+
+
+def test_unequal_shapes_are_refused_on_both_sides(mpi_job):
+    code = """
+import sys
+from tfdist.cluster.mpi import mpi
+from tfdist.transport.engine import Engine
+import numpy as np
+world = mpi().COMM_WORLD
+engine = Engine(world.Dup(), ["first:1", "second:2"], timeout_s=20.0)
+try:
+    engine.wait(getattr(engine, sys.argv[1])(np.ones(1000 + 8 * world.Get_rank(), np.float32), 5))
+except Exception as error:
+    print(f"{type(error).__name__}: {error}", flush=True)
+"""
+    for kind, found in (("sum", "2016 bytes where this one has 2000"), ("gather", "4032 bytes")):
+        first, second = mpi_job(2, "-c", code, kind)
+        lines = [process.communicate(timeout=60)[0] for process in (first, second)]
+        assert all(line.startswith("UsageError: worker ") for line in lines), (kind, found, lines)
+        assert "what a hook sends has to have the same shape" in lines[0]

@@ -25,8 +25,9 @@ _log = logging.getLogger("tfdist")
 class BucketedHook(Hook):
     """Lays gradients out in buckets; a subclass says how one bucket is summed.
 
-    Sparse gradients are gathered and stay sparse, also where a dense sum would be smaller: Keras's adaptive optimizers
-    square the parts of a row that occurs twice one by one, so a dense sum would train unlike one device.
+    Sparse gradients are gathered and stay sparse, with exact hooks also where a dense sum would be smaller: Keras's
+    adaptive optimizers square the parts of a row that occurs twice one by one, so a dense sum would train unlike one
+    device. Lossy hooks make them dense where that is smaller.
 
     Args:
         bucket_mb: largest size of a bucket in MiB. "auto" measures the link between the workers before the first step
@@ -82,11 +83,16 @@ class BucketedHook(Hook):
         """Returns the sums over all replicas, and what this replica has put into each."""
         if self.transport.participants() == 1 or not gradients:
             return list(gradients), list(gradients)
-        shaped = [_shaped(g, v) for g, v in zip(gradients, variables, strict=True)]
+        shaped = [_shaped(g, v) for g, v in zip(self.smallest(gradients, variables), variables, strict=True)]
         totals, own, sent = self.exchange_step(shaped, variables)
         all_dense = sum(self.dense_bytes(v) for v in variables)
         self._costs[tuple(id(v) for v in variables)] = sent, all_dense
         return totals, own
+
+    def smallest(self, gradients: Sequence[Gradient], variables: Sequence[keras.Variable]) -> list[Gradient]:
+        """Returns `gradients`; a lossy hook makes sparse ones dense where fewer bytes travel then."""
+        pairs = zip(gradients, variables, strict=True)
+        return [tf.convert_to_tensor(g) if self.lossy and self._is_smaller_dense(g, v) else g for g, v in pairs]
 
     def exchange_step(
         self, gradients: list[Gradient], variables: Sequence[keras.Variable]
@@ -138,6 +144,11 @@ class BucketedHook(Hook):
             for i, part in zip(bucket.indices, bucket.unpack(result), strict=True):
                 totals[i] = part
         return totals, sent
+
+    def _is_smaller_dense(self, gradient: Gradient, variable: keras.Variable) -> bool:
+        if not isinstance(gradient, tf.IndexedSlices) or not gradient.values.shape.is_fully_defined():
+            return False
+        return self.dense_bytes(variable) < self.transport.bytes_sent(Request(gradient.values, "rows"))
 
     def _exchanged(self, requests: Sequence[Request]) -> tuple[list[tf.Tensor], int]:
         sent = sum(self.transport.bytes_sent(request) for request in requests)

@@ -16,8 +16,8 @@ class ErrorFeedback(WrappingHook):
     """Adds to each gradient what `hook` has left out of those before, on each replica by itself.
 
     Nothing is lost then, only late, which is what lets strong compression learn. A step whose sum is not finite leaves
-    the memory as it was. It costs the memory of one more copy of the trainable variables. Sparse gradients are summed
-    exactly and need none.
+    the memory as it was. It costs the memory of one more copy of the trainable variables. What stays sparse is summed
+    exactly and needs none.
 
     Reference: Karimireddy et al., Error feedback fixes SignSGD and other gradient compression schemes, ICML 2019.
 
@@ -51,6 +51,7 @@ class ErrorFeedback(WrappingHook):
         """Returns the sum of the gradients and of what was left out before."""
         if self.transport.participants() == 1:
             return gradients
+        gradients = self.hook.smallest(gradients, variables)
         memory = [self._memory[id(v)].variable for v in variables]
         complete = [
             g + tf.cast(tf.convert_to_tensor(m), g.dtype) if isinstance(g, tf.Tensor) else g

@@ -1,9 +1,13 @@
 """Exchanges over MPI, as steps that never wait."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+from tfdist.cluster.mpi import mpi
+from tfdist.errors import UsageError
 
 TAGS = 2
 """Tags of one exchange, from the one that it is given: one for each of its rounds."""
@@ -36,9 +40,9 @@ class Sum:
         self._parts = [slice(*edges[i : i + 2]) for i in range(workers)]
         own = self._parts[communicator.Get_rank()]
         self._received = {i: np.empty(own.stop - own.start, buffer.dtype) for i in self._others}
-        self._first: dict[int, Any] = {}
-        self._last: dict[int, Any] = {}
-        self._sent: list[Any] = []
+        self._first: dict[int, Transfer] = {}
+        self._last: dict[int, Transfer] = {}
+        self._sent: list[Transfer] = []
         self._summed = False
 
     def begin(self) -> None:
@@ -65,7 +69,7 @@ class Sum:
     def missing(self) -> list[int]:
         """Returns the workers that something has still to come from."""
         waiting = self._last if self._summed else self._first
-        return [other for other, request in waiting.items() if request]  # mpi4py: one that has ended is false
+        return [other for other, request in waiting.items() if not request.ended]
 
     def _sum(self, own: np.ndarray) -> None:
         rank = self._communicator.Get_rank()
@@ -94,8 +98,8 @@ class Gather:
         self.ended = False
         self.result = empty((communicator.Get_size(), *buffer.shape), buffer.dtype)
         self._communicator, self._buffer, self._tag = communicator, buffer, tag
-        self._received: dict[int, Any] = {}
-        self._sent: list[Any] = []
+        self._received: dict[int, Transfer] = {}
+        self._sent: list[Transfer] = []
 
     def begin(self) -> None:
         """Sends the own row and asks for the others."""
@@ -113,7 +117,7 @@ class Gather:
 
     def missing(self) -> list[int]:
         """Returns the workers that something has still to come from."""
-        return [other for other, request in self._received.items() if request]  # mpi4py: one that has ended is false
+        return [other for other, request in self._received.items() if not request.ended]
 
 
 class Rows:
@@ -132,9 +136,9 @@ class Rows:
         self._counts = np.zeros(communicator.Get_size(), np.int64)
         self._counts[communicator.Get_rank()] = len(buffer)
         self._others = [i for i in range(communicator.Get_size()) if i != communicator.Get_rank()]
-        self._first: dict[int, Any] = {}
-        self._last: dict[int, Any] = {}
-        self._sent: list[Any] = []
+        self._first: dict[int, Transfer] = {}
+        self._last: dict[int, Transfer] = {}
+        self._sent: list[Transfer] = []
 
     def begin(self) -> None:
         """Sends the own rows, and asks for the others' numbers."""
@@ -157,7 +161,7 @@ class Rows:
 
     def missing(self) -> list[int]:
         """Returns the workers that something has still to come from."""
-        return [other for other, request in (self._last or self._first).items() if request]
+        return [other for other, request in (self._last or self._first).items() if not request.ended]
 
     def _ask(self) -> None:
         self.result = empty((int(self._counts.sum()), *self._buffer.shape[1:]), self._buffer.dtype)
@@ -179,19 +183,59 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return memory[start : start + size].view(dtype).reshape(shape)
 
 
-def send(communicator: Any, array: np.ndarray, to: int, tag: int) -> Any:
-    """Begins to send an array as bytes, which MPI has for every dtype; returns the request."""
-    return communicator.Isend(_bytes(array), dest=to, tag=tag)
+class Transfer:
+    """One array on its way from or to another worker.
+
+    Args:
+        request: the MPI request.
+        peer: the other worker.
+        expected: bytes that have to come, or None where they go.
+    """
+
+    def __init__(self, request: Any, peer: int, expected: "int | None"):
+        self._request, self._peer, self._expected = request, peer, expected
+        self.ended = False
+
+    def look(self) -> bool:
+        """Moves it on; returns whether it has ended.
+
+        Raises:
+            UsageError: the other worker has sent an array of another size.
+        """
+        if self.ended:
+            return True
+        MPI = mpi()
+        status = MPI.Status()
+        try:
+            self.ended = self._request.Test(status)
+        except MPI.Exception as error:
+            if error.Get_error_class() == MPI.ERR_TRUNCATE:
+                raise self._unequal("more") from None
+            raise
+        if self.ended and self._expected is not None and status.Get_count(MPI.BYTE) != self._expected:
+            raise self._unequal(str(status.Get_count(MPI.BYTE)))
+        return self.ended
+
+    def _unequal(self, found: str) -> UsageError:
+        return UsageError(
+            f"worker {self._peer} sent {found} bytes where this one has {self._expected}: what a hook sends has to "
+            "have the same shape and dtype on all replicas"
+        )
 
 
-def receive(communicator: Any, array: np.ndarray, source: int, tag: int) -> Any:
-    """Begins to receive an array; returns the request."""
-    return communicator.Irecv(_bytes(array), source=source, tag=tag)
+def send(communicator: Any, array: np.ndarray, to: int, tag: int) -> Transfer:
+    """Begins to send an array as bytes, which MPI has for every dtype."""
+    return Transfer(communicator.Isend(_bytes(array), dest=to, tag=tag), to, None)
 
 
-def all_ended(requests: Any) -> bool:
-    """Whether all requests have ended; those that have are asked again at no cost."""
-    return all([request.Test() for request in requests])  # a list: every request moves on with each look
+def receive(communicator: Any, array: np.ndarray, source: int, tag: int) -> Transfer:
+    """Begins to receive an array."""
+    return Transfer(communicator.Irecv(_bytes(array), source=source, tag=tag), source, array.nbytes)
+
+
+def all_ended(transfers: Iterable[Transfer]) -> bool:
+    """Moves all on; returns whether all have ended."""
+    return all([transfer.look() for transfer in transfers])  # a list: each moves on with each look
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:
