@@ -74,6 +74,7 @@ def test_accumulation_and_clipping(job):
     return {"weights": made.get_weights(), "loss": history["loss"]}
 
 
+@pytest.mark.slow
 @on_workers(2, 3, mpi=True, stock=False)
 def test_lossy_hooks_learn_and_workers_agree(job):
     found = {}

@@ -2,11 +2,14 @@
 
 import keras
 import numpy as np
+import pytest
 
 import tfdist
 from tests.multi_worker.harness import on_workers
 from tfdist import hooks
 from tfdist.training.save_callback import SaveCheckpoints
+
+pytestmark = pytest.mark.slow
 
 
 def data(rows=22):

@@ -25,10 +25,10 @@ except Exception as error:
 
 @pytest.mark.parametrize("workers", [2, 3, 4])
 def test_random_exchanges_in_random_orders(mpi_job, workers):
-    processes = mpi_job(workers, WORKER, "60", str(100 + workers))
+    processes = mpi_job(workers, WORKER, "25", str(100 + workers))
     for process in processes:
         out, errors = process.communicate(timeout=120)
-        assert process.returncode == 0 and out == "equal 60\n", errors[-3000:]
+        assert process.returncode == 0 and out == "equal 25\n", errors[-3000:]
 
 
 def test_a_peer_that_stays_away_is_named(mpi_job):
