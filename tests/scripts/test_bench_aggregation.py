@@ -75,11 +75,17 @@ def bench(*args: str, timeout: float = 280) -> subprocess.CompletedProcess:
 def test_rows_of_a_short_run(tmp_path):
     out = tmp_path / "rows.json"
     done = bench(
-        "--links=loopback", "--models=transformer", "--hooks=allreduce;bf16", "--rounds=1", "--steps=1", f"--json={out}"
+        "--links=loopback",
+        "--models=transformer",
+        "--hooks=allreduce@collective;bf16@mpi",
+        "--rounds=1",
+        "--steps=1",
+        "--notorch",
+        f"--json={out}",
     )
     assert done.returncode == 0, done.stderr[-3000:]
     rows = {row["hook"]: row for row in json.loads(out.read_text())["rows"]}
-    assert set(rows) == {"noop", "stock", "allreduce", "bf16"}
+    assert set(rows) == {"noop", "barrier", "stock", "allreduce", "bf16"}
     assert rows["noop"]["to_ceiling"] == rows["stock"]["to_stock"] == 1.0
     assert rows["noop"]["bytes"] == 0 and rows["bf16"]["bytes"] < 0.6 * rows["allreduce"]["bytes"]
     assert rows["allreduce"]["bytes"] >= rows["stock"]["bytes"]  # the embedding's gradient stays sparse
