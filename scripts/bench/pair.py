@@ -2,14 +2,15 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from scripts.bench.links import Link
+from tfdist.cluster.ports import hold_ports
 from tfdist.launch.pmi import PMIServer
 
 
@@ -31,7 +32,9 @@ def run_pair(script: Path, arguments: Sequence[str], link: Link, timeout: float,
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "times.json"
         command = [sys.executable, str(script), *arguments, str(out)]
-        addresses = [f"{host}:{port}" for host, port in zip(link.hosts, _free_ports(2), strict=True)]
+        with ExitStack() as held:  # free on this machine's loopback; a new namespace has all of them
+            ports = hold_ports(2, held)
+        addresses = [f"{host}:{port}" for host, port in zip(link.hosts, ports, strict=True)]
         workers = []
         server = PMIServer(2) if mpi else None
         try:
@@ -59,14 +62,3 @@ def run_pair(script: Path, arguments: Sequence[str], link: Link, timeout: float,
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name != "TF_CONFIG"}
     return {**kept, "KERAS_BACKEND": "tensorflow", "OMP_NUM_THREADS": "1"}
-
-
-def _free_ports(count: int) -> list[int]:
-    """Returns ports that are free on this machine's loopback; a new namespace has all of them."""
-    taken = [socket.socket() for _ in range(count)]
-    for one in taken:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in taken]
-    for one in taken:
-        one.close()
-    return ports

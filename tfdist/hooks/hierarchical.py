@@ -36,13 +36,9 @@ class Hierarchical(WrappingHook):
         super().__init__(hook)
         self.transport = hook.transport
 
-    @property
-    def transport(self) -> Transport:
-        """What moves the sums between workers."""
-        return self.hook.transport
-
-    @transport.setter
+    @WrappingHook.transport.setter
     def transport(self, transport: Transport) -> None:
+        """Sets what moves the sums between workers."""
         self.hook.transport = WorkerTransport() if isinstance(transport, CollectiveTransport) else transport
 
     def aggregate(self, gradients: list[Gradient], variables: Sequence[keras.Variable]) -> list[Gradient]:

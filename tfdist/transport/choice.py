@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdist.cluster.mpi import is_installed, processes, require_mpi
+from tfdist.cluster.mpi import is_installed, processes
 from tfdist.config import TRANSPORTS
 from tfdist.errors import UsageError
 from tfdist.transport.base import Transport
 from tfdist.transport.collective import CollectiveTransport, enters_directly
 from tfdist.transport.link import Link, measure
-from tfdist.transport.mpi import MPITransport, unsuited
+from tfdist.transport.mpi import MPITransport, require_suited
 
 _BYTES = 4 << 20  # of the all-reduce that the transports are compared by
 _NEARLY = 1.1
@@ -32,10 +32,7 @@ def check_transport(transport: "str | Transport", strategy: tf.distribute.Strate
             f"transport={transport!r}: choose one of {', '.join(TRANSPORTS)}, or give a tfdist.transport.Transport"
         )
     if transport == "mpi":
-        require_mpi()
-        why_not = unsuited(strategy)
-        if why_not:
-            raise UsageError(f"transport='mpi': {why_not}; use transport='auto' or 'collective'")
+        require_suited(strategy)
 
 
 def make_transport(

@@ -35,7 +35,7 @@ class Sum:
         self._communicator, self._tag = communicator, tag
         self._in, self._out = buffer.reshape(-1), self.result.reshape(-1)
         workers = communicator.Get_size()
-        self._others = [i for i in range(workers) if i != communicator.Get_rank()]
+        self._others = others(communicator)
         edges = [self._in.size * i // workers for i in range(workers + 1)]
         self._parts = [slice(*edges[i : i + 2]) for i in range(workers)]
         own = self._parts[communicator.Get_rank()]
@@ -104,10 +104,9 @@ class Gather:
     def begin(self) -> None:
         """Sends the own row and asks for the others."""
         rank = self._communicator.Get_rank()
-        others = [i for i in range(self._communicator.Get_size()) if i != rank]
-        for other in others:
+        for other in others(self._communicator):
             self._received[other] = receive(self._communicator, self.result[other], other, self._tag)
-        self._sent = [send(self._communicator, self._buffer, other, self._tag) for other in others]
+        self._sent = [send(self._communicator, self._buffer, other, self._tag) for other in others(self._communicator)]
         self.result[rank] = self._buffer
 
     def advance(self) -> bool:
@@ -135,7 +134,7 @@ class Rows:
         self._communicator, self._buffer, self._tag = communicator, buffer, tag
         self._counts = np.zeros(communicator.Get_size(), np.int64)
         self._counts[communicator.Get_rank()] = len(buffer)
-        self._others = [i for i in range(communicator.Get_size()) if i != communicator.Get_rank()]
+        self._others = others(communicator)
         self._first: dict[int, Transfer] = {}
         self._last: dict[int, Transfer] = {}
         self._sent: list[Transfer] = []
@@ -173,6 +172,11 @@ class Rows:
 
 
 Exchange = Sum | Gather | Rows
+
+
+def others(communicator: Any) -> list[int]:
+    """Returns all workers but this one."""
+    return [i for i in range(communicator.Get_size()) if i != communicator.Get_rank()]
 
 
 def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -34,10 +34,7 @@ class MPITransport(Transport):
     name = "mpi"
 
     def __init__(self, strategy: tf.distribute.Strategy):
-        require_mpi()
-        why_not = unsuited(strategy)
-        if why_not:
-            raise UsageError(f"transport='mpi': {why_not}; use transport='auto' or 'collective'")
+        require_suited(strategy)
         if strategy not in _engines:
             _engines[strategy] = _engine(strategy)
         self._engine = _engines[strategy]
@@ -76,13 +73,20 @@ class MPITransport(Transport):
             self._last[tf.compat.v1.get_default_graph()] = list(results)
 
 
-def unsuited(strategy: tf.distribute.Strategy) -> "str | None":
-    """Returns why MPI cannot serve this strategy, or None where it can."""
+def require_suited(strategy: tf.distribute.Strategy) -> None:
+    """Checks that MPI can serve this strategy, without starting it.
+
+    Raises:
+        UsageError: it is not there, or the strategy has one worker only or several replicas on each.
+    """
+    require_mpi()
     if num_workers(strategy) == 1:
-        return "there is one worker only"
-    if num_local_replicas(strategy) > 1:
-        return f"each worker has {num_local_replicas(strategy)} replicas, and MPI serves one"
-    return None
+        why_not = "there is one worker only"
+    elif num_local_replicas(strategy) > 1:
+        why_not = f"each worker has {num_local_replicas(strategy)} replicas, and MPI serves one"
+    else:
+        return
+    raise UsageError(f"transport='mpi': {why_not}; use transport='auto' or 'collective'")
 
 
 def _engine(strategy: tf.distribute.Strategy) -> Engine:
