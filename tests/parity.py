@@ -23,6 +23,7 @@ class Parity:
         rtol: float = RTOL,
         atol: float = ATOL,
         stock_train: Callable[[Any], Any] | None = None,
+        stock_build: Callable[[], Any] | None = None,
         **options: Any,
     ) -> None:
         """Checks that weights and what `train` returns are equal.
@@ -34,6 +35,7 @@ class Parity:
             rtol: relative bound.
             atol: absolute bound.
             stock_train: how to train the stock model, where it needs other words.
+            stock_build: returns the stock model, where it is made of other layers with weights of the same shapes.
             options: of `tfdist.prepare`.
         """
         import keras
@@ -41,7 +43,7 @@ class Parity:
         import tfdist
 
         keras.utils.set_random_seed(1)
-        stock = build()
+        stock = (stock_build or build)()
         start = stock.get_weights()
         expected = (stock_train or train)(stock)
         for name in on:

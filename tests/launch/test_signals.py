@@ -15,9 +15,9 @@ if "ignore" in sys.argv:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
-write(f"pids-{index}", f"{os.getpid()} {child.pid}")
-print("up", flush=True)
 try:
+    print("up", flush=True)
+    write(f"pids-{index}", f"{os.getpid()} {child.pid}")
     time.sleep(100)
 except KeyboardInterrupt:
     print("interrupted")
