@@ -20,7 +20,7 @@ from absl import app, flags  # noqa: E402
 from scripts.bench.links import LINKS, Link, can_be_made, link  # noqa: E402
 from scripts.bench.pair import run_alone, run_pair  # noqa: E402
 from tfdist.cluster.mpi import is_installed  # noqa: E402
-from tfdist.diagnostics.command import write_json  # noqa: E402
+from tfdist.command import write_json  # noqa: E402
 
 CEILING, STOCK, ALONE = "noop@collective", "stock", "allreduce@collective"
 BARRIER = "barrier"  # no communication but that of one number, for which workers wait for each other

@@ -141,7 +141,7 @@ def _fit(config, spec, model, optimizer, data, times, hook):
             )
         )
     if output.log_dir is not None:
-        callbacks.append(keras.callbacks.TensorBoard(output.log_dir))
+        callbacks += [keras.callbacks.TensorBoard(output.log_dir), _telemetry(config)]
     epochs = config.loop.epochs
     if epochs is None:
         epochs = -(-config.loop.steps // (data.train.steps_per_epoch or config.loop.steps))
@@ -210,13 +210,26 @@ def _loop(config, spec, model, optimizer, data, times, hook):
             validate_every=per_epoch,
             checkpoints=checkpoints,
             checkpoint_every=output.checkpoint_every,
-            callbacks=[show],
+            callbacks=[show] if output.log_dir is None else [show, _telemetry(config)],
         )
     if writer is not None:
         writer.close()
     if data.test is not None:
         metrics |= {f"test_{name}": value for name, value in loop.evaluate(data.test).items()}
     return losses, metrics
+
+
+def _telemetry(config):
+    """Returns what measures the steps, and writes it into the log_dir."""
+    import tfdist
+    from tfdist.config import parse_steps
+
+    output = config.output
+    hparams = {"model": config.model.name, "optimizer": config.optimizer.name, "precision": config.step.precision}
+    if config.optimizer.learning_rate is not None:
+        hparams["learning_rate"] = config.optimizer.learning_rate
+    steps = None if output.trace_steps is None else parse_steps(output.trace_steps)
+    return tfdist.ScalingCallback(output.log_dir, trace_steps=steps, profile=output.profile, hparams=hparams)
 
 
 if __name__ == "__main__":

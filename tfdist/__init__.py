@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Cluster": "tfdist.cluster",
     "PeerError": "tfdist.errors",
+    "ScalingCallback": "tfdist.telemetry.callback",
     "TrainLoop": "tfdist.training.loop",
     "UsageError": "tfdist.errors",
     "make_strategy": "tfdist.strategy",
@@ -18,6 +19,7 @@ _MODULES = ("data", "hooks", "training")
 __all__ = [
     "Cluster",
     "PeerError",
+    "ScalingCallback",
     "TrainLoop",
     "UsageError",
     "data",
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from tfdist.cluster import Cluster
     from tfdist.errors import PeerError, UsageError
     from tfdist.strategy import make_strategy
+    from tfdist.telemetry.callback import ScalingCallback
     from tfdist.training.loop import TrainLoop
     from tfdist.training.prepare import prepare
 

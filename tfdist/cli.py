@@ -79,7 +79,7 @@ def _launch(arguments: list[str]) -> int:
 
     parser = _Parser(
         prog="tfdist launch",
-        usage="tfdist launch --workers=N [--mpi] [--log_dir=DIR] [--start_port=PORT] SCRIPT [ARGS...]",
+        usage="tfdist launch --workers=N [--mpi] [--pin] [--log_dir=DIR] [--start_port=PORT] SCRIPT [ARGS...]",
         description="Runs a Python script in N worker processes on this machine, with TF_CONFIG set for "
         "each.\nEverything after SCRIPT goes to the script as it is.",
         epilog="What a worker prints comes out with '[worker 1] ' before each line. When a worker fails the "
@@ -96,6 +96,7 @@ def _launch(arguments: list[str]) -> int:
         action="store_true",
         help="make the workers one MPI job as well, for --transport=mpi (needs tfdist[mpi])",
     )
+    parser.add_argument("--pin", action="store_true", help="give each worker cores of its own")
     parser.add_argument(
         "--log_dir",
         metavar="DIR",
@@ -117,14 +118,21 @@ def _launch(arguments: list[str]) -> int:
         command = command[1:]
     if not command:
         raise UsageError("SCRIPT is missing: tfdist launch --workers=N SCRIPT [ARGS...]")
-    return launch(options.workers, command, mpi=options.mpi, log_dir=options.log_dir, start_port=options.start_port)
+    return launch(
+        options.workers,
+        command,
+        mpi=options.mpi,
+        pin=options.pin,
+        log_dir=options.log_dir,
+        start_port=options.start_port,
+    )
 
 
 def _end_of_options(arguments: list[str]) -> int:
-    """Returns where SCRIPT (or a '--' before it) stands; every option but these three takes a value."""
+    """Returns where SCRIPT (or a '--' before it) stands; every option but these takes a value."""
     place = 0
     while place < len(arguments) and arguments[place].startswith("-") and arguments[place] != "--":
-        takes_next = "=" not in arguments[place] and arguments[place] not in ("-h", "--help", "--mpi")
+        takes_next = "=" not in arguments[place] and arguments[place] not in ("-h", "--help", "--mpi", "--pin")
         place += 2 if takes_next else 1
     return min(place, len(arguments))
 
@@ -133,6 +141,18 @@ def _verify(arguments: list[str]) -> int:
     from tfdist.diagnostics.verify import main as verify
 
     return verify(arguments)
+
+
+def _scale(arguments: list[str]) -> int:
+    from tfdist.scaling.command import main as scale
+
+    return scale(arguments)
+
+
+def _report(arguments: list[str]) -> int:
+    from tfdist.scaling.compare import main as report
+
+    return report(arguments)
 
 
 def _bench(arguments: list[str]) -> int:
@@ -144,6 +164,8 @@ def _bench(arguments: list[str]) -> int:
 COMMANDS: dict[str, Command] = {
     "launch": Command("start a script in several worker processes on this machine", _launch),
     "verify": Command("check on this machine that every strategy gives the numbers of one device", _verify),
+    "scale": Command("train at several sizes, and report how it scales and why not better", _scale),
+    "report": Command("report on runs that exist already", _report),
     "bench": Command("time all-reduces between worker processes on this machine", _bench),
 }
 

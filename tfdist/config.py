@@ -198,6 +198,8 @@ class OutputConfig:
         keep_checkpoints: How many stay.
         resume: One of RESUMES.
         summary_json: File of the run's figures, or None.
+        trace_steps: FIRST:END, the steps of which a Chrome trace is written into log_dir, or None.
+        profile: Whether TensorFlow's profiler runs over these steps as well.
     """
 
     log_dir: str | None = None
@@ -206,6 +208,8 @@ class OutputConfig:
     keep_checkpoints: int = 3
     resume: str = "auto"
     summary_json: str | None = None
+    trace_steps: str | None = None
+    profile: bool = False
 
     def __post_init__(self) -> None:
         _one_of("--resume", self.resume, RESUMES)
@@ -221,6 +225,12 @@ class OutputConfig:
         for flag, path in (("--log_dir", self.log_dir), ("--checkpoint_dir", self.checkpoint_dir)):
             if path is not None and (not path or (os.path.exists(path) and not os.path.isdir(path))):
                 raise UsageError(f"{flag}={path!r}: a folder is needed, new or existing")
+        if self.trace_steps is not None:
+            parse_steps(self.trace_steps)
+            if self.log_dir is None:
+                raise UsageError(f"--trace_steps={self.trace_steps} needs a folder to write to: give --log_dir=DIR")
+        elif self.profile:
+            raise UsageError("--profile needs a range of steps: give --trace_steps=FIRST:END, such as 100:110")
         path = self.summary_json
         if path is not None and (not path or path.endswith("/") or os.path.isdir(path)):
             raise UsageError(f"--summary_json={path!r}: a file is needed, such as runs/summary.json")
@@ -258,6 +268,20 @@ def did_you_mean(value: str, choices: Sequence[str]) -> str:
     """Returns "; did you mean 'x'?" for the choice nearest to `value`, or nothing."""
     close = difflib.get_close_matches(value, choices, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def parse_steps(text: str) -> tuple[int, int]:
+    """Returns the first step and the one to end before, of FIRST:END.
+
+    Raises:
+        UsageError: If it is not such a range.
+    """
+    first, colon, end = text.partition(":")
+    if not (colon and first.isdecimal() and end.isdecimal() and 1 <= int(first) < int(end) <= int(first) + 10_000):
+        raise UsageError(
+            f"--trace_steps={text!r}: write FIRST:END, steps from 1 and at most 10,000 of them, such as 100:110"
+        )
+    return int(first), int(end)
 
 
 def parse_sizes(text: str) -> dict[str, Any]:

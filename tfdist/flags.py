@@ -59,6 +59,10 @@ def define(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     whole("keep_checkpoints", 3, "How many checkpoints stay.")
     text("resume", "auto", f"{_choices(config.RESUMES)}: whether to go on from the newest checkpoint.")
     whole("seed", None, "Two runs of one configuration with the same seed give the same weights.")
+    text("trace_steps", None, "FIRST:END, such as 100:110: steps of which a Chrome trace goes into --log_dir.")
+    flags.DEFINE_boolean(
+        "profile", False, "Run TensorFlow's profiler over --trace_steps as well.", flag_values=flag_values
+    )
     text("summary_json", None, "File in which the chief writes the run's figures.")
 
 
@@ -92,6 +96,8 @@ def parse(values: flags.FlagValues) -> config.TrainConfig:
             keep_checkpoints=values.keep_checkpoints,
             resume=values.resume,
             summary_json=values.summary_json,
+            trace_steps=values.trace_steps,
+            profile=values.profile,
         ),
         seed=values.seed,
     )

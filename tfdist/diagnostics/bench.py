@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist.cluster.mpi import is_installed
-from tfdist.diagnostics.command import OptionParser, end, require_at_least, require_folder, write_json
+from tfdist.command import OptionParser, end, require_at_least, require_folder, write_json
 from tfdist.errors import EXIT_DONE, EXIT_FAILED, UsageError
 
 _UNITS = {"": 1, "k": 2**10, "m": 2**20, "g": 2**30}

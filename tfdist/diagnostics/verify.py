@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
+from tfdist.command import OptionParser, end, require_at_least, require_folder, write_json
 from tfdist.config import did_you_mean
-from tfdist.diagnostics.command import OptionParser, end, require_at_least, require_folder, write_json
 from tfdist.errors import EXIT_DONE, EXIT_FAILED, UsageError
 
 STRATEGIES = ("one_device", "mirrored", "multi_worker")

@@ -60,12 +60,14 @@ class Hook(abc.ABC):
         name: how a spec names it.
         lossy: whether the sum is not exact.
         replicas_agree: whether all replicas get the same sum, and so decide alike.
+        sends_after_update: whether `after_update` communicates.
         transport: moves the buffers.
     """
 
     name: str = "hook"
     lossy: bool = False
     replicas_agree: bool = True
+    sends_after_update: bool = False
 
     def __init__(self):
         self.transport: Transport = CollectiveTransport()

@@ -33,6 +33,7 @@ class LocalSGD(BucketedHook):
     name = "local_sgd"
     lossy = True
     replicas_agree = False
+    sends_after_update = True
 
     def __init__(self, *, period: int = 8, start_step: int = 0, bucket_mb: "float | str" = AUTO):
         super().__init__(bucket_mb=bucket_mb)

@@ -24,6 +24,11 @@ class WrappingHook(Hook):
         self.replicas_agree = hook.replicas_agree
 
     @property
+    def sends_after_update(self) -> bool:
+        """Whether the hook within does."""
+        return self.hook.sends_after_update
+
+    @property
     def transport(self) -> Transport:
         """The transport of the hook within."""
         return self.hook.transport

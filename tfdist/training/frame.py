@@ -43,6 +43,8 @@ class Frame:
         deferred: see `defer`.
         updated: by id, the non-trainable variables that this replica's layers have assigned to; its micro-batches
             share it.
+        stamps: begin and end of each aggregation of gradients, one after the other (see `stamps.stamp`); None where
+            the step is not timed.
     """
 
     count: tf.Tensor
@@ -56,6 +58,7 @@ class Frame:
     sum_like: list = dataclasses.field(default_factory=list)
     deferred: list[DeferredLoss] = dataclasses.field(default_factory=list)
     updated: dict[int, keras.Variable] = dataclasses.field(default_factory=dict)
+    stamps: "list[tf.Tensor] | None" = None
 
     @property
     def loss_weight(self) -> "float | tf.Tensor":

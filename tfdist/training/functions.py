@@ -1,12 +1,31 @@
 """Compiled loops over a step: many steps in one `tf.function` call."""
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.data import per_replica
 from tfdist.training.options import BatchLayout
-from tfdist.training.step import Step
+from tfdist.training.stamps import stamp
+from tfdist.training.step import Logs, Step
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """What a call that trained gives.
+
+    Attributes:
+        logs: of the last step; None where none are wanted (a model with its own `train_step` gives them anyway).
+        begins: when each step began, and when its input was there, in shape (steps, 2); None where the steps are not
+            timed, or the batch was fetched outside of the call.
+        intervals: begin and end of each aggregation of gradients, in shape (steps, replicas of this process,
+            aggregations, 2); None where the steps are not timed.
+    """
+
+    logs: Logs
+    begins: "tf.Tensor | None" = None
+    intervals: "tf.Tensor | None" = None
 
 
 class StepFunctions:
@@ -23,38 +42,57 @@ class StepFunctions:
         self._cache: dict[tuple, Any] = {}
         self._bound_to: dict[tuple, tuple] = {}
 
-    def train(self, iterator: Any, steps: int, layout: BatchLayout) -> dict[str, tf.Tensor]:
-        """Trains `steps` steps on batches from `iterator`; returns the logs after the last of them."""
-        return self._run(self.step.train, "train", iterator, steps, layout, with_logs=True)
+    def train(self, iterator: Any, steps: int, layout: BatchLayout, *, with_logs: bool = True) -> TrainResult:
+        """Trains `steps` steps on batches from `iterator`.
 
-    def train_silently(self, iterator: Any, steps: int, layout: BatchLayout) -> Any:
-        """Trains as `train` does, without the exchange that logs need.
-
-        Returns:
-            The logs of the last step, where the model has its own `train_step`; else None.
+        Args:
+            iterator: gives the batches.
+            steps: how many.
+            layout: what is known about the batches.
+            with_logs: whether the logs after the last step are wanted, which takes an exchange.
         """
-        return self._run(self.step.train, "train_silently", iterator, steps, layout, with_logs=False)
+        if steps > 1 and not self.run_eagerly:
+            build = lambda: lambda it, n: self._train_loop(it, n, layout, with_logs)  # noqa: E731
+            function = self._function(("train", "loop", layout, with_logs), build)
+            return TrainResult(*function(iterator, tf.constant(steps, tf.int32)))
+        build = lambda: lambda it: self._train_one(it, layout, with_logs)  # noqa: E731
+        results = [self._bound(("train", layout, with_logs), build, iterator)(iterator) for _ in range(steps)]
+        logs, begins, intervals = results[-1]
+        if self.step.timed and steps > 1:
+            begins, intervals = (tf.concat([result[i] for result in results], axis=0) for i in (1, 2))
+        return TrainResult(logs, begins, intervals)
 
-    def test(self, iterator: Any, steps: int, layout: BatchLayout) -> Any:
+    def test(self, iterator: Any, steps: int, layout: BatchLayout) -> Logs:
         """Evaluates `steps` batches; metrics are read at the end, by `logs`.
 
         Returns:
             The logs of the last step, where the model has its own `test_step`; else None.
         """
-        return self._run(self.step.test, "test", iterator, steps, layout, with_logs=False)
+        if steps > 1 and not self.run_eagerly:
+            build = lambda: lambda it, n: self._test_loop(it, n, layout)  # noqa: E731
+            return self._function(("test", "loop", layout), build)(iterator, tf.constant(steps, tf.int32))
+        build = lambda: lambda it: self._test_next(it, layout)  # noqa: E731
+        for _ in range(steps):
+            logs = self._bound(("test", layout), build, iterator)(iterator)
+        return logs
 
     def logs(self) -> dict[str, tf.Tensor]:
         """Returns the metrics over all replicas since they were last reset."""
         return self._function(("logs",), lambda: self.step.logs)()
 
-    def train_batch(self, batch: Any, layout: BatchLayout) -> dict[str, tf.Tensor]:
-        """Trains on one per-replica batch `(data, count, total)`; returns the logs."""
-        build = self._one_batch(self.step.train, layout, True)
-        return self._function(("train_batch", layout), build)(batch)
+    def train_batch(self, batch: Any, layout: BatchLayout) -> TrainResult:
+        """Trains on one per-replica batch `(data, count, total)`."""
+
+        def run(batch: Any) -> tuple:
+            logs, intervals = self.step.train(batch, layout, with_logs=True)
+            return logs, None if intervals is None else intervals[None]
+
+        logs, intervals = self._function(("train_batch", layout), lambda: run)(batch)
+        return TrainResult(logs, intervals=intervals)
 
     def test_batch(self, batch: Any, layout: BatchLayout) -> dict[str, tf.Tensor]:
         """Evaluates one per-replica batch `(data, count, total)`; returns the logs."""
-        build = self._one_batch(self.step.test, layout, True)
+        build = lambda: lambda batch: self.step.test(batch, layout, with_logs=True)  # noqa: E731
         return self._function(("test_batch", layout), build)(batch)
 
     @property
@@ -62,27 +100,46 @@ class StepFunctions:
         """Number of traces so far, over all functions."""
         return sum(f.experimental_get_tracing_count() for f in self._cache.values() if hasattr(f, "function_spec"))
 
-    def _one_batch(self, run: Any, layout: BatchLayout, with_logs: bool) -> Any:
-        return lambda: lambda batch: run(batch, layout, with_logs=with_logs)
+    def _train_next(self, iterator: Any, layout: BatchLayout, with_logs: bool, *, after: Any) -> tuple:
+        """Trains on the next batch, after the tensors `after`: logs, times of begin and input, intervals."""
+        if not self.step.timed:
+            return *self.step.train(self._next(iterator), layout, with_logs=with_logs), None
+        began = stamp(after)
+        with tf.control_dependencies([began]):
+            batch = next(iterator)
+        begins = tf.stack([began, stamp(batch)])
+        logs, intervals = self.step.train(per_replica(self.step.strategy, batch), layout, with_logs=with_logs)
+        return logs, begins, intervals
 
-    def _run(self, run: Any, name: str, iterator: Any, steps: int, layout: BatchLayout, with_logs: bool) -> Any:
-        if steps == 1 or self.run_eagerly:
-            for _ in range(steps):
-                build = lambda: lambda it: run(self._next(it), layout, with_logs=with_logs)  # noqa: E731
-                logs = self._bound((name, layout), build, iterator)(iterator)
-            return logs
-        build = lambda: lambda it, n: self._loop(run, it, n, layout, with_logs)  # noqa: E731
-        return self._function((name, "loop", layout), build)(iterator, tf.constant(steps, tf.int32))
+    def _train_one(self, iterator: Any, layout: BatchLayout, with_logs: bool) -> tuple:
+        logs, *times = self._train_next(iterator, layout, with_logs, after=())
+        return logs, *(time[None] if self.step.timed else None for time in times)
 
-    def _loop(self, run: Any, iterator: Any, steps: tf.Tensor, layout: BatchLayout, with_logs: bool) -> Any:
+    def _train_loop(self, iterator: Any, steps: tf.Tensor, layout: BatchLayout, with_logs: bool) -> tuple:
         """A while loop for all steps but the last, which gives the logs."""
+        timed = self.step.timed
+        times = tuple(tf.TensorArray(tf.float64, steps) for _ in range(2)) if timed else ()
 
+        def body(i: tf.Tensor, *times: tf.TensorArray) -> tuple:
+            _, *values = self._train_next(iterator, layout, with_logs=False, after=i)
+            return i + 1, *(array.write(i, value) for array, value in zip(times, values, strict=False))
+
+        i, *times = tf.while_loop(lambda i, *_: i < steps - 1, body, (tf.constant(0), *times), parallel_iterations=1)
+        logs, *values = self._train_next(iterator, layout, with_logs, after=i)
+        if not timed:
+            return logs, None, None
+        return logs, *(array.write(i, value).stack() for array, value in zip(times, values, strict=True))
+
+    def _test_next(self, iterator: Any, layout: BatchLayout) -> Logs:
+        return self.step.test(self._next(iterator), layout, with_logs=False)
+
+    def _test_loop(self, iterator: Any, steps: tf.Tensor, layout: BatchLayout) -> Logs:
         def body(i: tf.Tensor) -> tuple[tf.Tensor]:
-            run(self._next(iterator), layout, with_logs=False)
+            self._test_next(iterator, layout)
             return (i + 1,)
 
         tf.while_loop(lambda i: i < steps - 1, body, (tf.constant(0),), parallel_iterations=1)
-        return run(self._next(iterator), layout, with_logs=with_logs)
+        return self._test_next(iterator, layout)
 
     def _next(self, iterator: Any) -> Any:
         return per_replica(self.step.strategy, next(iterator))

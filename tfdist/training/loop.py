@@ -1,6 +1,7 @@
 """`TrainLoop`: the custom loop. Many steps in one `tf.function` call, on the same step as `fit`."""
 
 import dataclasses
+import typing
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -38,6 +39,17 @@ class LoopState:
 
 LoopCallback = Callable[[LoopState], "bool | None"]
 """Called on every worker; returning True ends the run, on all workers, after the step at hand."""
+
+
+@typing.runtime_checkable
+class LoopObserver(typing.Protocol):
+    """What watches a run without taking part in it, such as `tfdist.ScalingCallback`."""
+
+    def on_loop_begin(self, runner: Runner) -> None:
+        """Is called on every worker before the first step."""
+
+    def on_loop_end(self) -> None:
+        """Is called on every worker after the last step."""
 
 
 class TrainLoop:
@@ -141,7 +153,7 @@ class TrainLoop:
         validate_every: "int | None" = None,
         checkpoints: "Checkpoints | None" = None,
         checkpoint_every: "int | None" = None,
-        callbacks: Sequence[LoopCallback] = (),
+        callbacks: "Sequence[LoopCallback | LoopObserver]" = (),
     ) -> dict[str, float]:
         """Trains for `steps` steps, beginning new epochs of the data as often as needed.
 
@@ -152,7 +164,7 @@ class TrainLoop:
             validate_every: steps between evaluations; None evaluates at the end only.
             checkpoints: where to save; see `checkpoints`.
             checkpoint_every: steps between checkpoints; None saves at the end only.
-            callbacks: called after each call of the compiled loop.
+            callbacks: called after each call of the compiled loop; observers are told of begin and end.
 
         Returns:
             Loss and metrics over the steps since the last evaluation, or with callbacks since the last call, else of
@@ -165,8 +177,12 @@ class TrainLoop:
         ):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise UsageError(f"{name}={value!r}: an integer of at least 1 is needed")
+        observers = [callback for callback in callbacks if isinstance(callback, LoopObserver)]
+        callbacks = [callback for callback in callbacks if not isinstance(callback, LoopObserver)]
         feed = self._feed(dataset)
-        functions = self._runner.functions(feed.element_spec)
+        self._runner.functions(feed.element_spec)
+        for observer in observers:
+            observer.on_loop_begin(self._runner)
         if self._position is None:
             self._position = tfdist_data.Position(seed=feed.seed)
         feed.seed = self._position.seed
@@ -209,11 +225,13 @@ class TrainLoop:
                 validation_now: dict[str, float] = {}
                 if validation is not None and _is_due(self.step, validate_every, last):
                     if call_logs is None:
-                        logs = as_python(functions.logs())
-                    validation_now = validation_logs = self.evaluate(validation)
+                        logs = as_python(self._runner.functions(feed.element_spec).logs())
+                    with self._runner.activity("evaluation"):
+                        validation_now = validation_logs = self.evaluate(validation)
                     self.model.reset_metrics()
                 if checkpoints is not None and _is_due(self.step, checkpoint_every, last):
-                    checkpoints.save(self.step, self.position.next_epoch() if epoch_is_over else self.position)
+                    with self._runner.activity("save"):
+                        checkpoints.save(self.step, self.position.next_epoch() if epoch_is_over else self.position)
                 if callbacks:
                     state = LoopState(self.step, self.position.epoch, logs, validation_now)
                     wishes = [callback(state) for callback in callbacks]
@@ -222,9 +240,12 @@ class TrainLoop:
             if epoch_is_over:
                 self._position = self.position.next_epoch()
         if stop and checkpoints is not None:
-            checkpoints.save(self.step, self.position)
+            with self._runner.activity("save"):
+                checkpoints.save(self.step, self.position)
         if not logs:
-            logs = as_python(functions.logs())
+            logs = as_python(self._runner.functions(feed.element_spec).logs())
+        for observer in observers:
+            observer.on_loop_end()
         return {**logs, **{f"val_{name}": value for name, value in validation_logs.items()}}
 
     def evaluate(self, dataset: Any) -> dict[str, float]:

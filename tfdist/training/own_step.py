@@ -84,6 +84,7 @@ class OwnStep:
                 hook=self._options.hook,
                 clip_global_norm=self._options.clip_global_norm,
                 apply=stock,
+                stamps=self._frames.current.stamps,
             )
 
         return apply

@@ -200,7 +200,8 @@ class KerasMethods:
                 raise UsageError(_NO_BATCH.format(what="fit", argument="steps_per_epoch"))
             epoch_logs = as_python(logs)
             if validation is not None and _is_validation_epoch(epoch, validation_freq):
-                values = self._evaluate(validation, callbacks)
+                with runner.activity("evaluation"):
+                    values = self._evaluate(validation, callbacks)
                 epoch_logs.update({f"val_{name}": value for name, value in values.items()})
             callbacks.on_epoch_end(epoch, epoch_logs)
             model.stop_training = any_of(runner.strategy, model.stop_training)
@@ -294,7 +295,7 @@ class KerasMethods:
         functions = self.runner.functions(spec)
         self.model.reset_metrics()
         layout = layout_of(None)
-        logs = as_python((functions.train_batch if train else functions.test_batch)(batch, layout))
+        logs = as_python(functions.train_batch(batch, layout).logs if train else functions.test_batch(batch, layout))
         return logs if return_dict else seams.flatten_logs(self.model, logs)
 
     def _evaluate(self, feed: "tfdist_data.Feed", callbacks: Any) -> dict[str, Any]:

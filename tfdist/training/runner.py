@@ -1,5 +1,6 @@
 """One model's training, evaluation and prediction: what `prepare` and `TrainLoop` share."""
 
+import contextlib
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from tfdist.training import seams
 from tfdist.training.build import build_model
 from tfdist.training.functions import StepFunctions
 from tfdist.training.options import BatchLayout, StepOptions
-from tfdist.training.report import StepListener, StepReport
+from tfdist.training.report import Activity, StepListener, StepReport, Watcher
 from tfdist.training.step import Step
 from tfdist.training.workers import broadcast_int, gathered, require_equal
 from tfdist.transport import check_transport, make_transport
@@ -43,6 +44,8 @@ class Runner:
         self.last_step: int | None = None
         self.position: tfdist_data.Position | None = None
         self.resumed_at: tfdist_data.Position | None = None
+        self._watchers: list[Watcher] = []
+        self._timed = False
         self._functions: StepFunctions | None = None
         self._compiled_as: Any = None
         self._hook_built = False
@@ -63,11 +66,33 @@ class Runner:
                     self.options.hook.build(model.trainable_variables)
                 self._connect_hook()
                 self._hook_built = True
-            self._functions = StepFunctions(
-                Step(model, self.strategy, self.options), run_eagerly=bool(model.run_eagerly)
-            )
+            self._make_functions()
             self._compiled_as = seams.compiled_as(model)
         return self._functions
+
+    def _make_functions(self) -> None:
+        step = Step(self.model, self.strategy, self.options, timed=self._timed)
+        self._functions = StepFunctions(step, run_eagerly=bool(self.model.run_eagerly))
+
+    def watch(self, watcher: Watcher) -> None:
+        """Tells `watcher` of all that follows; from now on steps take time stamps."""
+        self._watchers.append(watcher)
+        if not self._timed:
+            self._timed = True
+            if self._functions is not None:
+                self._make_functions()
+
+    def unwatch(self, watcher: Watcher) -> None:
+        """Ends what `watch` began; the step stays as it was traced."""
+        self._watchers.remove(watcher)
+
+    @contextlib.contextmanager
+    def activity(self, kind: str) -> Iterator[None]:
+        """Tells the watchers of what is done within."""
+        began = time.time()
+        yield
+        for watcher in self._watchers:
+            watcher(Activity(kind, began, time.time() - began))
 
     def _connect_hook(self) -> None:
         def agree(value: int) -> int:
@@ -155,24 +180,39 @@ class Runner:
         """
         functions = self._functions
         layout = layout_of(feed)
-        batch = None
+        batch = input_there = None
+        fetching = time.time()
         if feed.may_end:
             # Only the batch itself tells whether the data has ended, so batches are fetched one by one.
             batch, most = self.next_batch(iterator), 1
             if batch is None:
                 return 0, None
+            input_there = time.time()
         if before is not None:
             before()
-        start = time.perf_counter()
+        traces = functions.trace_count if self._watchers else 0
+        began, start = time.time(), time.perf_counter()
         if batch is not None:
-            logs = functions.train_batch(batch, layout)
-        elif with_logs:
-            logs = functions.train(iterator, most, layout)
+            result = functions.train_batch(batch, layout)
         else:
-            logs = functions.train_silently(iterator, most, layout)
+            result = functions.train(iterator, most, layout, with_logs=with_logs)
+        seconds = time.perf_counter() - start
         self.steps_done += most
-        self.report(most, time.perf_counter() - start, feed)
-        return most, logs
+        report = StepReport(
+            step=self.steps_done,
+            num_steps=most,
+            seconds=seconds,
+            examples=feed.batch_size * most if feed.batch_size else None,
+            began=began if batch is None else fetching,
+            ended=time.time(),
+            input_there=input_there,
+            begins=result.begins,
+            intervals=result.intervals,
+            traced=bool(self._watchers) and functions.trace_count > traces,
+        )
+        for listener in [*([self.listener] if self.listener else []), *self._watchers]:
+            listener(report)
+        return most, result.logs
 
     def test_calls(
         self,
@@ -246,12 +286,6 @@ class Runner:
         fingerprint = feed.fingerprint()
         if fingerprint is not None:
             require_equal(self.strategy, fingerprint, "the first global batch", _SAME_DATA)
-
-    def report(self, num_steps: int, seconds: float, feed: "tfdist_data.Feed") -> None:
-        """Tells the listener of a call."""
-        if self.listener is not None:
-            examples = feed.batch_size * num_steps if feed.batch_size else None
-            self.listener(StepReport(self.steps_done, num_steps, seconds, examples))
 
     def next_batch(self, iterator: Any) -> Any:
         """Returns the next per-replica batch, or None at the end of the data."""

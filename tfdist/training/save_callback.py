@@ -70,5 +70,6 @@ class SaveCheckpoints(keras.callbacks.Callback):
             self._save()
 
     def _save(self) -> None:
-        self._checkpoints.save(self._runner.steps_done, self._runner.position)
+        with self._runner.activity("save"):
+            self._checkpoints.save(self._runner.steps_done, self._runner.position)
         self._saved_at = self._runner.steps_done

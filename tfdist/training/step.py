@@ -17,7 +17,10 @@ from tfdist.training.gradients import Gradients, update_metrics
 from tfdist.training.options import BatchLayout, StepOptions
 from tfdist.training.own_step import OwnStep
 from tfdist.training.scope import own_step_scope, step_scope, track_loss
+from tfdist.training.stamps import as_intervals
 from tfdist.training.update import apply_gradients
+
+Logs = dict[str, tf.Tensor] | None
 
 
 class Step:
@@ -27,12 +30,16 @@ class Step:
         model: a compiled and built Keras model, made under `strategy`.
         strategy: the strategy.
         options: how to train.
+        timed: whether training takes time stamps (see `train`).
     """
 
-    def __init__(self, model: keras.Model, strategy: tf.distribute.Strategy, options: StepOptions):
+    def __init__(
+        self, model: keras.Model, strategy: tf.distribute.Strategy, options: StepOptions, *, timed: bool = False
+    ):
         self.model = model
         self.strategy = strategy
         self.options = options
+        self.timed = timed
         self.num_replicas = strategy.num_replicas_in_sync
         self.additive = getattr(model, "distribute_reduction_method", None) == "sum"
         self._frames = FrameStack()
@@ -49,7 +56,7 @@ class Step:
                 "gradient_accumulation_steps of the optimizer"
             )
 
-    def train(self, batch: Any, layout: BatchLayout, *, with_logs: bool) -> "dict[str, tf.Tensor] | None":
+    def train(self, batch: Any, layout: BatchLayout, *, with_logs: bool) -> "tuple[Logs, tf.Tensor | None]":
         """Trains on one global batch.
 
         Args:
@@ -59,28 +66,34 @@ class Step:
 
         Returns:
             The logs over the global batch and the epoch so far, equal on all replicas and workers; None
-            without `with_logs` (except for a model with its own `train_step`).
+            without `with_logs` (except for a model with its own `train_step`). And, where the step is timed, begin
+            and end of each aggregation of gradients on each of this process's replicas, in shape
+            (replicas, aggregations, 2); else None.
         """
         with step_scope(self.model, self._frames, self.num_replicas):
             if not self._own_train_step:
-                return self._run(self._train, batch, layout, with_logs)
-            with own_step_scope(self.model, self._frames), self._own.aggregating():
-                return self._run(self._own_train, batch, layout, with_logs)
+                logs, intervals = self._on_replicas(self._train, batch, layout, with_logs)
+            else:
+                with own_step_scope(self.model, self._frames), self._own.aggregating():
+                    logs, intervals = self._on_replicas(self._own_train, batch, layout, with_logs)
+        if self.timed:
+            intervals = tf.stack(self.strategy.experimental_local_results(intervals))
+        return self._first(logs), intervals
 
-    def test(self, batch: Any, layout: BatchLayout, *, with_logs: bool) -> "dict[str, tf.Tensor] | None":
-        """Evaluates one global batch; see `train`."""
+    def test(self, batch: Any, layout: BatchLayout, *, with_logs: bool) -> Logs:
+        """Evaluates one global batch; returns the logs (see `train`)."""
         with step_scope(self.model, self._frames, self.num_replicas):
             if not self._own_test_step:
-                return self._run(self._test, batch, layout, with_logs)
+                return self._first(self._on_replicas(self._test, batch, layout, with_logs))
             with own_step_scope(self.model, self._frames):
-                return self._run(self._own_test, batch, layout, with_logs)
+                return self._first(self._on_replicas(self._own_test, batch, layout, with_logs))
 
     def logs(self) -> dict[str, tf.Tensor]:
         """Returns the metrics over all replicas since they were last reset."""
         return self._first(self.strategy.run(lambda: global_metric_results(self.model)))
 
-    def _run(self, replica_step: Any, batch: Any, layout: BatchLayout, with_logs: bool) -> Any:
-        return self._first(self.strategy.run(replica_step, args=(*batch, layout, with_logs)))
+    def _on_replicas(self, replica_step: Any, batch: Any, layout: BatchLayout, with_logs: bool) -> Any:
+        return self.strategy.run(replica_step, args=(*batch, layout, with_logs))
 
     def _first(self, values: Any) -> Any:
         """Takes the first local replica's values; they are equal on all."""
@@ -99,7 +112,7 @@ class Step:
     def _train(self, data: Any, count: Any, total: Any, layout: BatchLayout, with_logs: bool) -> Any:
         model = self.model
         optimizer = model.optimizer
-        frame = self._frame(count, total, layout)
+        frame = self._timed(self._frame(count, total, layout))
         self._frames.push(frame)
         gradients = self._gradients.accumulated(data, frame)
         average_updates(list(frame.updated.values()), frame)
@@ -112,9 +125,17 @@ class Step:
                 variables,
                 hook=self.options.hook,
                 clip_global_norm=self.options.clip_global_norm,
+                stamps=frame.stamps,
             )
         self._frames.pop()
-        return logs
+        return logs, self._intervals(frame)
+
+    def _timed(self, frame: Frame) -> Frame:
+        frame.stamps = [] if self.timed else None
+        return frame
+
+    def _intervals(self, frame: Frame) -> "tf.Tensor | None":
+        return as_intervals(frame.stamps) if self.timed else None
 
     def _test(self, data: Any, count: Any, total: Any, layout: BatchLayout, with_logs: bool) -> Any:
         model = self.model
@@ -130,7 +151,8 @@ class Step:
         return logs
 
     def _own_train(self, data: Any, count: Any, total: Any, layout: BatchLayout, with_logs: bool) -> Any:
-        return self._own.train(data, self._frame(count, total, layout, self.additive))
+        frame = self._timed(self._frame(count, total, layout, self.additive))
+        return self._own.train(data, frame), self._intervals(frame)
 
     def _own_test(self, data: Any, count: Any, total: Any, layout: BatchLayout, with_logs: bool) -> Any:
         return self._own.test(data, self._frame(count, total, layout, self.additive))

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist.errors import UsageError
 from tfdist.hooks import Hook
+from tfdist.training.stamps import stamp
 
 
 def apply_gradients(
@@ -18,6 +19,7 @@ def apply_gradients(
     hook: Hook,
     clip_global_norm: "float | None" = None,
     apply: "Callable | None" = None,
+    stamps: "list[tf.Tensor] | None" = None,
 ) -> None:
     """Sums gradients over the replicas and lets the optimizer update every replica's variables.
 
@@ -32,6 +34,8 @@ def apply_gradients(
         hook: aggregates them.
         clip_global_norm: largest norm of all aggregated gradients together.
         apply: the optimizer's own `apply`, where the instance's is replaced.
+        stamps: gets the times at which the gradients were there, and at which their sums were; and the same for what
+            the hook sends after the update.
     """
     scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if scaling and not hook.replicas_agree:
@@ -43,7 +47,11 @@ def apply_gradients(
     # A lossy hook may keep what it leaves out, which must not change its meaning when the loss scale changes.
     factor = optimizer.scale_loss(tf.ones([])) if scaling and hook.lossy else None
     given = [gradients[i] if factor is None else scaled(gradients[i], 1.0 / factor) for i in present]
+    if stamps is not None and present:
+        stamps.append(stamp(given))
     aggregated = hook.aggregate(given, [variables[i] for i in present]) if present else []
+    if stamps is not None and present:
+        stamps.append(stamp(aggregated))
     gradients = list(gradients)
     for i, gradient in zip(present, aggregated, strict=True):
         gradients[i] = gradient if factor is None else scaled(gradient, factor)
@@ -64,8 +72,15 @@ def apply_gradients(
         strategy.extended.update(variables[0].value, on_one_replica, args=tuple(gradients), group=False)
 
     tf.distribute.get_replica_context().merge_call(update, args=(gradients,))
-    if present:
-        hook.after_update([variables[i] for i in present])
+    if not present:
+        return
+    updated = [variables[i] for i in present]
+    if stamps is None or not hook.sends_after_update:
+        hook.after_update(updated)
+        return
+    stamps.append(stamp([tf.convert_to_tensor(v.value) for v in updated]))
+    hook.after_update(updated)
+    stamps.append(stamp([tf.convert_to_tensor(v.value) for v in updated]))
 
 
 def clip_by_global_norm(gradients: Sequence[Any], bound: tf.Tensor) -> list[Any]:

@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import UsageError
@@ -39,6 +40,21 @@ def _gatherer(strategy: tf.distribute.Strategy) -> Any:
         return strategy.experimental_local_results(strategy.run(on_replica))[0]
 
     return gather
+
+
+def gathered_numbers(strategy: tf.distribute.Strategy, values: Sequence[float]) -> np.ndarray:
+    """Returns the numbers of every worker, equally many of each, in shape (workers, numbers). Every worker calls it."""
+    own = np.asarray(values, np.float64)
+    if num_workers(strategy) == 1:
+        return own[None]
+    if strategy not in _gatherers:
+        _gatherers[strategy] = _gatherer(strategy)
+    # As whole numbers, which is what travels there; a gather for floats would be one more function to trace.
+    bits = own.view(np.int64)
+    rows = np.stack([np.full_like(bits, worker_index(strategy)), bits], axis=1)
+    pairs = _gatherers[strategy](tf.constant(rows)).numpy().reshape(-1, len(own), 2)
+    by_worker = {int(part[0, 0]): part[:, 1].copy().view(np.float64) for part in pairs}
+    return np.stack([by_worker[worker] for worker in range(num_workers(strategy))])
 
 
 def any_of(strategy: tf.distribute.Strategy, flag: bool) -> bool:

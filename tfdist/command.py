@@ -1,4 +1,4 @@
-"""What the diagnostic commands share: their options, the files they write, and the processes they start."""
+"""What the subcommands of `tfdist` share: their options, the files they write, and the processes they start."""
 
 import argparse
 import json

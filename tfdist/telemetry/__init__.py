@@ -1,0 +1,1 @@
+"""Telemetry: what each step spends where, who holds whom up, and the TensorBoard log that shows it."""

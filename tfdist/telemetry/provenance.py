@@ -1,0 +1,50 @@
+"""Where a figure comes from: versions, devices, host, command, commit."""
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+_PACKAGES = ("tfdist", "tensorflow", "keras", "numpy", "mpi4py")
+
+
+def provenance() -> dict[str, Any]:
+    """Returns what has to be known of this process to run it again."""
+    import tensorflow as tf
+
+    gpus = [tf.config.experimental.get_device_details(gpu) for gpu in tf.config.list_physical_devices("GPU")]
+    return {
+        "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
+        "versions": {"python": platform.python_version(), **_versions()},
+        "host": platform.node(),
+        "system": platform.platform(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "devices": [gpu.get("device_name", "GPU") for gpu in gpus] or ["CPU"],
+        "command": shlex.join(sys.argv),
+        "commit": _commit(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str | None:
+    """Returns the commit of the folder that the training was started in, if it has one."""
+    try:
+        asked = subprocess.run(
+            ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=5, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return asked.stdout.strip() or None

@@ -1,0 +1,32 @@
+"""Time stamps inside a compiled step: operations that wait for tensors and then read the clock."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+def stamp(after: Any) -> tf.Tensor:
+    """Returns the time at which all of `after` was there, as a float64 scalar: seconds since 1970.
+
+    Nothing waits for a stamp, so it costs one small operation. Operations of a GPU count as done when they are in its
+    queue; there a copy of one number to the host, which the queue makes last, tells when they have really ended.
+
+    Args:
+        after: tensors, nested; may be none, which gives the time at which the step gets there.
+    """
+    tensors = [t for t in tf.nest.flatten(after, expand_composites=True) if t is not None]
+    with tf.control_dependencies(tensors):
+        on_gpu = [tensor for tensor in tensors if "GPU" in tensor.device]
+        if not on_gpu:
+            return tf.timestamp()
+        last = tf.reshape(on_gpu[-1], [-1])[:1]
+    with tf.device("CPU:0"):
+        copied = tf.identity(last)
+        with tf.control_dependencies([copied]):
+            return tf.timestamp()
+
+
+def as_intervals(stamps: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns pairs of begin and end as a tensor of shape (pairs, 2)."""
+    return tf.reshape(tf.stack(stamps), [-1, 2]) if stamps else tf.zeros([0, 2], tf.float64)
