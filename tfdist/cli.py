@@ -79,7 +79,7 @@ def _launch(arguments: list[str]) -> int:
 
     parser = _Parser(
         prog="tfdist launch",
-        usage="tfdist launch --workers=N [--mpi] [--pin] [--log_dir=DIR] [--start_port=PORT] SCRIPT [ARGS...]",
+        usage="tfdist launch --workers=N [--mpi] [--pin=CORES] [--log_dir=DIR] [--start_port=PORT] SCRIPT [ARGS...]",
         description="Runs a Python script in N worker processes on this machine, with TF_CONFIG set for "
         "each.\nEverything after SCRIPT goes to the script as it is.",
         epilog="What a worker prints comes out with '[worker 1] ' before each line. When a worker fails the "
@@ -96,7 +96,7 @@ def _launch(arguments: list[str]) -> int:
         action="store_true",
         help="make the workers one MPI job as well, for --transport=mpi (needs tfdist[mpi])",
     )
-    parser.add_argument("--pin", action="store_true", help="give each worker cores of its own")
+    parser.add_argument("--pin", metavar="CORES", type=int, help="give each worker so many cores of its own")
     parser.add_argument(
         "--log_dir",
         metavar="DIR",
@@ -132,7 +132,7 @@ def _end_of_options(arguments: list[str]) -> int:
     """Returns where SCRIPT (or a '--' before it) stands; every option but these takes a value."""
     place = 0
     while place < len(arguments) and arguments[place].startswith("-") and arguments[place] != "--":
-        takes_next = "=" not in arguments[place] and arguments[place] not in ("-h", "--help", "--mpi", "--pin")
+        takes_next = "=" not in arguments[place] and arguments[place] not in ("-h", "--help", "--mpi")
         place += 2 if takes_next else 1
     return min(place, len(arguments))
 

@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 
-LINKS = {"loopback": None, "1gbit": "1gbit", "200mbit": "200mbit"}
+LINKS = {"loopback": None, "1gbit": "1gbit", "200mbit": "200mbit", "100mbit": "100mbit"}
 _UP_S = 10.0
 
 

@@ -27,7 +27,7 @@ def launch(
     command: Sequence[str],
     *,
     mpi: bool = False,
-    pin: bool = False,
+    pin: int | None = None,
     log_dir: str | os.PathLike | None = None,
     start_port: int | None = None,
     env: Mapping[str, str] | None = None,
@@ -46,7 +46,7 @@ def launch(
         workers: How many workers.
         command: The script's path, then its arguments.
         mpi: Make the workers one MPI job as well, so that they can use `transport="mpi"`.
-        pin: Give each worker cores of its own; where there are more workers than cores, they share them evenly.
+        pin: Give each worker this many cores of its own; where there are not enough, they share them evenly.
         log_dir: A folder for the whole output of each worker, `worker-0.log` and so on; None for no logs.
         start_port: Worker i gets the port `start_port + i`; None for free ones.
         env: Environment variables for the workers, on top of those of this process.
@@ -99,7 +99,7 @@ def launch(
                 server.started(index)
             started.append(worker)
             if pin:
-                os.sched_setaffinity(worker.pid, _cores(index, workers))
+                os.sched_setaffinity(worker.pid, _cores(index, pin))
             watchdog.guard(worker.pid)
         supervisor = Supervisor(started, screen, caught)
         supervisor.run()
@@ -108,13 +108,15 @@ def launch(
     return code
 
 
-def _check(workers: int, command: Sequence[str], mpi: bool, pin: bool) -> None:
+def _check(workers: int, command: Sequence[str], mpi: bool, pin: int | None) -> None:
     if not isinstance(workers, int) or isinstance(workers, bool) or workers < 1:
         raise UsageError(f"workers={shorten(workers)} has to be an integer of at least 1")
     if isinstance(command, str | bytes) or not command:
         raise UsageError(f"command={shorten(command)} has to be a list: the script's path, then its arguments")
-    if pin and not hasattr(os, "sched_setaffinity"):
-        raise UsageError("pin=True (--pin): this system does not let a process choose its cores; leave it out")
+    if pin is not None and not hasattr(os, "sched_setaffinity"):
+        raise UsageError(f"pin={pin} (--pin): this system does not let a process choose its cores; leave it out")
+    if pin is not None and not (isinstance(pin, int) and 1 <= pin <= len(os.sched_getaffinity(0))):
+        raise UsageError(f"pin={pin} (--pin): a number of cores from 1 to {len(os.sched_getaffinity(0))} is needed")
     if mpi and not is_installed():
         raise UsageError("mpi=True (--mpi): mpi4py is not installed; pip install 'tfdist[mpi]'")
     script = Path(command[0])
@@ -123,10 +125,9 @@ def _check(workers: int, command: Sequence[str], mpi: bool, pin: bool) -> None:
         raise UsageError(f"the script {shorten(str(script))} {problem}; give the path of a Python file")
 
 
-def _cores(index: int, workers: int) -> set[int]:
+def _cores(index: int, each: int) -> set[int]:
     """Returns the cores of one worker, out of those that this process may use."""
     cores = sorted(os.sched_getaffinity(0))
-    each = max(1, len(cores) // workers)
     return {cores[(index * each + i) % len(cores)] for i in range(each)}
 
 

@@ -44,13 +44,16 @@ class StepTimes:
         return StepTimes(**{name: np.concatenate([getattr(t, name) for t in times]) for name in names})
 
 
-def dissect(report: StepReport, previous_end: "float | None" = None, away: float = 0.0) -> StepTimes:
+def dissect(
+    report: StepReport, previous_end: "float | None" = None, away: float = 0.0, agreeing: float = 0.0
+) -> StepTimes:
     """Returns the parts of the steps of one call.
 
     Args:
         report: of the call; its steps are timed.
         previous_end: when the step before it ended, in seconds since 1970; None for the first one.
         away: seconds since then that were spent on something else, such as an evaluation.
+        agreeing: seconds since then in which the workers have agreed on something, which is communication.
     """
     if report.begins is None:
         begins, there = np.array([report.began]), np.array([report.input_there])
@@ -61,10 +64,11 @@ def dissect(report: StepReport, previous_end: "float | None" = None, away: float
     if previous_end is None:
         previous_end = report.began
     overhead = np.zeros(len(begins))
-    overhead[0] = max(0.0, begins[0] - previous_end - away)
+    overhead[0] = max(0.0, begins[0] - previous_end - away - agreeing)
     waited = np.maximum(there - begins, 0.0)
     communication = np.maximum(intervals[..., 1] - intervals[..., 0], 0.0).sum(axis=2).mean(axis=1)
     compute = np.maximum(ends - np.maximum(there, begins) - communication, 0.0)
+    communication[0] += agreeing
     if intervals.shape[2]:
         ready = intervals[:, :, 0, 0] - there[:, None]
     else:

@@ -43,10 +43,10 @@ class Telemetry:
         self._hook = runner.options.hook
         self._replicas = runner.strategy.num_replicas_in_sync
         self._link = self._measured_link()
-        self._pending: list[tuple[StepReport, float | None, float]] = []
+        self._pending: list[tuple[StepReport, float | None, float, float]] = []
         self._untimed: StepReport | None = None
         self._previous_end: float | None = None
-        self._away = 0.0
+        self._away = self._agreeing = 0.0
         self._lost = {"startup": 0.0, "evaluation": 0.0, "save": 0.0}
         self._sums: np.ndarray | None = None
         self._peaks: np.ndarray | None = None
@@ -70,6 +70,9 @@ class Telemetry:
 
     def __call__(self, event: "StepReport | Activity") -> None:
         """Takes what the training tells."""
+        if isinstance(event, Activity) and event.kind == "agreement":
+            self._agreeing += event.seconds
+            return
         if isinstance(event, Activity):
             self._lost[event.kind] += event.seconds
             self._away += event.seconds
@@ -80,8 +83,8 @@ class Telemetry:
             self._lost["startup"] += event.ended - event.began
             self._untimed = event
         else:
-            self._pending.append((event, self._previous_end, self._away))
-        self._previous_end, self._away, self._step = event.ended, 0.0, event.step
+            self._pending.append((event, self._previous_end, self._away, self._agreeing))
+        self._previous_end, self._away, self._agreeing, self._step = event.ended, 0.0, 0.0, event.step
         if self._trace is not None:
             self._follow_trace(event)
         if event.step >= self._due and self._pending:
@@ -93,7 +96,7 @@ class Telemetry:
     def finish(self) -> None:
         """Writes what is left, and ends the record."""
         if self._sums is None and not self._pending and self._untimed is not None:
-            self._pending.append((self._untimed, None, 0.0))  # all that there is
+            self._pending.append((self._untimed, None, 0.0, 0.0))  # all that there is
         if self._trace:
             self._write_trace()
         if self._profiling:

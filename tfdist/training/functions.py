@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from tfdist.data import per_replica
 from tfdist.training.options import BatchLayout
-from tfdist.training.stamps import stamp
+from tfdist.training.stamps import held, stamp
 from tfdist.training.step import Logs, Step
 
 
@@ -107,7 +107,8 @@ class StepFunctions:
         began = stamp(after)
         with tf.control_dependencies([began]):
             batch = next(iterator)
-        begins = tf.stack([began, stamp(batch)])
+        there = stamp(batch)
+        begins, batch = tf.stack([began, there]), held(batch, there)
         logs, intervals = self.step.train(per_replica(self.step.strategy, batch), layout, with_logs=with_logs)
         return logs, begins, intervals
 

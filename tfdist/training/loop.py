@@ -235,7 +235,8 @@ class TrainLoop:
                 if callbacks:
                     state = LoopState(self.step, self.position.epoch, logs, validation_now)
                     wishes = [callback(state) for callback in callbacks]
-                    stop = any_of(self.strategy, any(wish is True for wish in wishes))
+                    with self._runner.activity("agreement"):
+                        stop = any_of(self.strategy, any(wish is True for wish in wishes))
             feed.end_epoch(self.position.step)
             if epoch_is_over:
                 self._position = self.position.next_epoch()

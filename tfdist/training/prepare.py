@@ -192,8 +192,10 @@ class KerasMethods:
                     checked = True
                 callbacks.on_train_batch_end(last_step, logs)
                 done = last_step + 1 - position.step
-                if any_of(runner.strategy, model.stop_training) if stops_alone else model.stop_training:
-                    model.stop_training = True
+                if stops_alone:
+                    with runner.activity("agreement"):
+                        model.stop_training = any_of(runner.strategy, model.stop_training)
+                if model.stop_training:
                     break
             feed.end_epoch(done)
             if not done:

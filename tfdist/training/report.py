@@ -41,12 +41,12 @@ class Activity:
     """What a training did between its steps.
 
     Attributes:
-        kind: what.
+        kind: what; an agreement is that of the workers on whether to stop.
         began: when it began, in seconds since 1970.
         seconds: how long it took.
     """
 
-    kind: Literal["evaluation", "save"]
+    kind: Literal["agreement", "evaluation", "save"]
     began: float
     seconds: float
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 def stamp(after: Any) -> tf.Tensor:
     """Returns the time at which all of `after` was there, as a float64 scalar: seconds since 1970.
 
-    Nothing waits for a stamp, so it costs one small operation. Operations of a GPU count as done when they are in its
+    It costs one small operation. Operations of a GPU count as done when they are in its
     queue; there a copy of one number to the host, which the queue makes last, tells when they have really ended.
 
     Args:
@@ -25,6 +25,24 @@ def stamp(after: Any) -> tf.Tensor:
         copied = tf.identity(last)
         with tf.control_dependencies([copied]):
             return tf.timestamp()
+
+
+def held(value: Any, until: tf.Tensor) -> Any:
+    """Returns `value` for use after the stamp `until`.
+
+    Where a process has few threads, a stamp could stand in a queue behind the work whose begin it is to mark, until
+    that has ended. So the last of that work waits for it.
+
+    Args:
+        value: tensors, nested.
+        until: a stamp that waits for `value`, or for more.
+    """
+
+    def hold(tensor: Any) -> Any:
+        with tf.control_dependencies([until]):
+            return tf.identity(tensor)
+
+    return tf.nest.map_structure(hold, value, expand_composites=True)
 
 
 def as_intervals(stamps: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -8,7 +8,8 @@ import tensorflow as tf
 
 from tfdist.errors import UsageError
 from tfdist.hooks import Hook
-from tfdist.training.stamps import stamp
+from tfdist.hooks.buckets import backward_order
+from tfdist.training.stamps import held, stamp
 
 
 def apply_gradients(
@@ -49,9 +50,12 @@ def apply_gradients(
     given = [gradients[i] if factor is None else scaled(gradients[i], 1.0 / factor) for i in present]
     if stamps is not None and present:
         stamps.append(stamp(given))
+        last = backward_order([_values(g) for g in given])[-1]
+        given[last] = held(given[last], stamps[-1])
     aggregated = hook.aggregate(given, [variables[i] for i in present]) if present else []
     if stamps is not None and present:
         stamps.append(stamp(aggregated))
+        aggregated[last] = held(aggregated[last], stamps[-1])
     gradients = list(gradients)
     for i, gradient in zip(present, aggregated, strict=True):
         gradients[i] = gradient if factor is None else scaled(gradient, factor)
@@ -81,6 +85,10 @@ def apply_gradients(
     stamps.append(stamp([tf.convert_to_tensor(v.value) for v in updated]))
     hook.after_update(updated)
     stamps.append(stamp([tf.convert_to_tensor(v.value) for v in updated]))
+
+
+def _values(gradient: Any) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
 
 
 def clip_by_global_norm(gradients: Sequence[Any], bound: tf.Tensor) -> list[Any]:
