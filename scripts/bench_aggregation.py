@@ -30,7 +30,8 @@ TENSORS = "tensors"  # gradients of 100 MB without a model
 MODELS = ("transformer", "resnet18", TENSORS)
 RUNS = Path(__file__).resolve().parent / "bench"
 
-flags.DEFINE_list("links", list(LINKS), f"out of {', '.join(LINKS)}; all but loopback need root and iproute2")
+_LINKS = ["loopback", "1gbit", "200mbit"]
+flags.DEFINE_list("links", _LINKS, f"out of {', '.join(LINKS)}; all but loopback need root and iproute2")
 flags.DEFINE_list("models", list(MODELS), f"out of {', '.join(MODELS)}")
 flags.DEFINE_string("hooks", HOOKS, "specs of hooks, with semicolons between them; bf16@mpi over that transport only")
 flags.DEFINE_list("transports", None, "collective, mpi or both; default: all that are installed")

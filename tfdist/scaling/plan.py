@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist.errors import UsageError
@@ -134,13 +133,3 @@ def parse_modes(text: str) -> tuple[str, ...]:
         if name not in MODES:
             raise UsageError(f"--modes={text}: choose out of {' and '.join(MODES)}, with a comma between them")
     return tuple(mode for mode in MODES if mode in names)
-
-
-def argument_of(command: Sequence[str], flag: str) -> str | None:
-    """Returns what `command` gives to an absl flag, or None."""
-    value = None
-    for place, argument in enumerate(command):
-        name, equals, rest = argument.lstrip("-").partition("=")
-        if argument.startswith("-") and name == flag:
-            value = rest if equals else (list(command) + [""])[place + 1]
-    return value

@@ -73,10 +73,9 @@ def _plot(mode: ModeResult, name: str, draw: object) -> Plot:
         figure.savefig(png, format="png", facecolor="white", dpi=120)
     suffix = {"strong": " (strong scaling)", "weak": " (weak scaling)", "given": ""}[mode.mode]
     text = svg.getvalue()[svg.getvalue().index("<svg") :].replace(_INK, "currentColor")
-    for part in ("clip", "m"):  # ids of one plot must not be those of another on the same page
-        text = text.replace(f'id="{part}', f'id="{mode.mode}-{name}-{part}').replace(
-            f"#{part}", f"#{mode.mode}-{name}-{part}"
-        )
+    # Ids of one plot must not be those of another on the same page.
+    for mark in ('id="', "url(#", 'href="#'):
+        text = text.replace(mark, f"{mark}{mode.mode}-{name}-")
     text = text.replace("<svg ", f'<svg role="img" aria-label="{alt}" ', 1)
     return Plot(f"{mode.mode}-{name}", title + suffix, alt, text, png.getvalue())
 
