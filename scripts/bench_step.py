@@ -1,4 +1,4 @@
-"""Times a step: tfdist's fit against stock Keras, TrainLoop against a hand-written loop. In turns, as ratios.
+"""Times a step: fit against stock Keras, TrainLoop against a hand-written loop, with telemetry against without.
 
 python scripts/bench_step.py
 python scripts/bench_step.py --groups=mirrored --only=fit_mlp_mirrored --rounds=9
@@ -13,7 +13,7 @@ from pathlib import Path
 
 from absl import app, flags
 
-GROUPS = ("one_device", "mirrored", "multi_worker", "endurance")
+GROUPS = ("one_device", "mirrored", "multi_worker", "telemetry", "endurance")
 FOLDER = Path(__file__).resolve().parent
 
 flags.DEFINE_list("groups", list(GROUPS), f"what to time, out of {', '.join(GROUPS)}; each in processes of its own")

@@ -1,6 +1,7 @@
 """What is timed: pairs of functions that do the same work, stock or hand-written on one side, tfdist on the other."""
 
 import dataclasses
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -67,6 +68,18 @@ def multi_worker(steps: int) -> list[Pair]:
     return [_loop("loop_mlp_multi_worker", _mlp, strategy, steps)]
 
 
+def telemetry(steps: int) -> list[Pair]:
+    """Returns the pairs without and with `ScalingCallback`, both of tfdist."""
+    strategy = tfdist.make_strategy("mirrored", num_devices=2)
+    return [
+        _fit("telemetry_mlp_mirrored", _mlp, strategy, strategy, steps, target=1.01, telemetry=True),
+        _fit("telemetry_cnn_mirrored", _cnn, strategy, strategy, steps, target=1.01, telemetry=True),
+        _fit(
+            "telemetry_transformer", _transformer, strategy, strategy, max(2, steps // 5), target=1.01, telemetry=True
+        ),
+    ]
+
+
 def _mlp() -> tuple[keras.Model, tuple[np.ndarray, np.ndarray]]:
     model = models.build(models.find("mlp"), image_shape=(784,), width=512)
     return model, _images((784,), 10)
@@ -106,10 +119,15 @@ def _fit(
     target: float | None = None,
     per_call: int = 1,
     dataset: bool = False,
+    telemetry: bool = False,
 ) -> Pair:
-    """Both sides get the same arrays, or the same dataset; timed are two epochs of `steps` steps after a first one."""
+    """Both sides get the same arrays, or the same dataset; timed are two epochs of `steps` steps after a first one.
 
-    def side(where: tf.distribute.Strategy, prepared: bool) -> Callable[[], float]:
+    With `telemetry` both are tfdist's, and ours has a ScalingCallback.
+    """
+    log_dir = tempfile.TemporaryDirectory()
+
+    def side(where: tf.distribute.Strategy, prepared: bool, watched: bool = False) -> Callable[[], float]:
         with where.scope():
             model, (x, y) = build()
             model.compile(_optimizer(), _loss(), metrics=["accuracy"], steps_per_execution=per_call)
@@ -124,12 +142,13 @@ def _fit(
 
         def run() -> float:
             ends = EpochEnds()
-            model.fit(**data, epochs=3, verbose=0, callbacks=[ends])
+            callbacks = [tfdist.ScalingCallback(log_dir.name), ends] if watched else [ends]
+            model.fit(**data, epochs=3, verbose=0, callbacks=callbacks)
             return (ends.times[-1] - ends.times[0]) / (2 * steps)
 
         return run
 
-    return Pair(name, side(stock_strategy, False), side(strategy, True), target)
+    return Pair(name, side(stock_strategy, telemetry), side(strategy, True, telemetry), target)
 
 
 class EpochEnds(keras.callbacks.Callback):
