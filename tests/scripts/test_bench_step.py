@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIRS = {
+    "telemetry": {"telemetry_mlp_mirrored", "telemetry_cnn_mirrored", "telemetry_transformer"},
     "one_device": {
         "fit_mlp_one_device",
         "fit_mlp_dataset_one_device",

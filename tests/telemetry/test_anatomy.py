@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import tfdist
-from tfdist.telemetry.anatomy import StepTimes, dissect
+from tfdist.telemetry.anatomy import StepParts, dissect
 from tfdist.training.report import StepReport
 from tfdist.training.stamps import held, stamp
 
@@ -94,7 +94,7 @@ def test_the_parts_add_up_to_what_an_outer_clock_sees(build, arrays, strategy, s
 
     reports = watched(model, x=arrays[0], y=arrays[1], batch_size=4, epochs=12, callbacks=[Clock()])
     timed = list(zip(reports, [None, *(r.ended for r in reports)], strict=False))[2:]
-    total = StepTimes.joined([dissect(r, before) for r, before in timed]).total.sum()
+    total = StepParts.joined([dissect(r, before) for r, before in timed]).total.sum()
     np.testing.assert_allclose(total, ends[-1] - ends[1], rtol=0.03)
     replicas = 2 if strategy == "mirrored2" else 1
     assert np.asarray(reports[-1].intervals).shape == (reports[-1].num_steps, replicas, 1, 2)
@@ -112,7 +112,7 @@ def test_a_slow_pipeline_is_input(build):
     spec = (tf.TensorSpec((4, 6)), tf.TensorSpec((4, 2)))
     data = tf.data.Dataset.from_generator(late, output_signature=spec)
     reports = watched(build(), x=data)
-    times = StepTimes.joined([dissect(r, before.ended) for before, r in zip(reports[3:], reports[4:], strict=False)])
+    times = StepParts.joined([dissect(r, before.ended) for before, r in zip(reports[3:], reports[4:], strict=False)])
     assert np.median(times.total) == pytest.approx(0.02, rel=0.2)
     assert np.median(times.input) > 0.8 * np.median(times.total)
 
@@ -132,7 +132,7 @@ def test_what_a_hook_takes_is_communication(build, arrays):
             return [tf.ensure_shape(value, g.shape) for value, g in zip(values, gradients, strict=True)]
 
     reports = watched(build(hook=Slow()), x=arrays[0], y=arrays[1], batch_size=4)
-    times = StepTimes.joined([dissect(r, r.began) for r in reports[2:]])
+    times = StepParts.joined([dissect(r, r.began) for r in reports[2:]])
     assert np.median(times.communication) == pytest.approx(0.015, rel=0.2)
     assert np.median(times.compute) < 0.005
 

@@ -243,7 +243,7 @@ def _compute(size: Size, smallest: Size, step: float, sharing: float) -> Cause:
         lost / step,
         None,
         None,
-        f"compute takes {lost:.1f} ms ({lost / step:.0%} of each step) more than at {smallest.replicas} replica(s) "
-        f"lets expect: {finding}",
+        f"compute takes {lost:.1f} ms ({lost / step:.0%} of each step) more than the runs with "
+        f"{smallest.replicas} replica{'s' if smallest.replicas > 1 else ''} promise: {finding}",
         f"{advice}: up to {lost / step:.0%} of a step",
     )

@@ -8,7 +8,7 @@ from tfdist.training.report import StepReport
 
 
 @dataclasses.dataclass(frozen=True)
-class StepTimes:
+class StepParts:
     """The steps of one call into the compiled loop, in seconds; one entry for each step.
 
     A step lasts from the end of the step before to its own end, and its four parts add up to that.
@@ -38,15 +38,15 @@ class StepTimes:
         return self.input + self.compute + self.communication + self.overhead
 
     @staticmethod
-    def joined(times: "list[StepTimes]") -> "StepTimes":
+    def joined(times: "list[StepParts]") -> "StepParts":
         """Returns the steps of several calls, one after the other."""
-        names = [field.name for field in dataclasses.fields(StepTimes)]
-        return StepTimes(**{name: np.concatenate([getattr(t, name) for t in times]) for name in names})
+        names = [field.name for field in dataclasses.fields(StepParts)]
+        return StepParts(**{name: np.concatenate([getattr(t, name) for t in times]) for name in names})
 
 
 def dissect(
     report: StepReport, previous_end: "float | None" = None, away: float = 0.0, agreeing: float = 0.0
-) -> StepTimes:
+) -> StepParts:
     """Returns the parts of the steps of one call.
 
     Args:
@@ -73,4 +73,4 @@ def dissect(
         ready = intervals[:, :, 0, 0] - there[:, None]
     else:
         ready = np.repeat(compute[:, None], intervals.shape[1], axis=1)
-    return StepTimes(begins, ends, waited, compute, communication, overhead, ready)
+    return StepParts(begins, ends, waited, compute, communication, overhead, ready)

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from tfdist.telemetry.anatomy import StepTimes
+from tfdist.telemetry.anatomy import StepParts
 
 COLUMNS = 5
 """Numbers that say when one step did what (see `moments`)."""
 
 
-def moments(times: StepTimes) -> np.ndarray:
+def moments(times: StepParts) -> np.ndarray:
     """Returns for each step: begin, input there, gradients there, gradients summed, end; in shape (steps, COLUMNS)."""
     there = times.begins + times.input
     gradients = there + times.ready.mean(axis=1)

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.summary import peak_memory_mb
-from tfdist.telemetry.anatomy import StepTimes, dissect
+from tfdist.telemetry.anatomy import StepParts, dissect
 from tfdist.telemetry.flops import flops_per_example, peak_tflops
 from tfdist.telemetry.options import TelemetryOptions
 from tfdist.telemetry.provenance import provenance
@@ -115,7 +115,7 @@ class Telemetry:
         return measure(self._runner.strategy, self._hook.transport)
 
     def _flush(self) -> None:
-        times = StepTimes.joined([dissect(*pending) for pending in self._pending])
+        times = StepParts.joined([dissect(*pending) for pending in self._pending])
         self._pending.clear()
         own = [len(times.total), *(getattr(times, part).sum() for part in ("input", "compute", "communication"))]
         rows = gathered_numbers(
