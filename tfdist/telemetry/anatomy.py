@@ -55,11 +55,8 @@ def dissect(
         away: seconds since then that were spent on something else, such as an evaluation.
         agreeing: seconds since then in which the workers have agreed on something, which is communication.
     """
-    if report.begins is None:
-        begins, there = np.array([report.began]), np.array([report.input_there])
-    else:
-        begins, there = np.asarray(report.begins).T
-    intervals = np.asarray(report.intervals)  # (steps, replicas, aggregations, 2)
+    begins, there = begin_times(report).T
+    intervals = interval_times(report)
     ends = np.append(begins[1:], report.ended)
     if previous_end is None:
         previous_end = report.began
@@ -74,3 +71,16 @@ def dissect(
     else:
         ready = np.repeat(compute[:, None], intervals.shape[1], axis=1)
     return StepParts(begins, ends, waited, compute, communication, overhead, ready)
+
+
+def begin_times(report: StepReport) -> np.ndarray:
+    """Returns when each step began, and when its input was there, in shape (steps, 2)."""
+    if report.begins is None:
+        return np.array([[report.began, report.input_there]])
+    return np.asarray(report.begins).reshape(-1, 2)
+
+
+def interval_times(report: StepReport) -> np.ndarray:
+    """Returns begin and end of each aggregation, in shape (steps, replicas of this process, aggregations, 2)."""
+    stamps = np.asarray(report.intervals)
+    return stamps.reshape(report.num_steps, stamps.shape[-2], stamps.shape[-1] // 2, 2)

@@ -17,15 +17,16 @@ class TrainResult:
 
     Attributes:
         logs: of the last step; None where none are wanted (a model with its own `train_step` gives them anyway).
-        begins: when each step began, and when its input was there, in shape (steps, 2); None where the steps are not
-            timed, or the batch was fetched outside of the call.
-        intervals: begin and end of each aggregation of gradients, in shape (steps, replicas of this process,
-            aggregations, 2); None where the steps are not timed.
+        begins: when each step began, and when its input was there: a tensor of shape (steps, 2), or nested scalars in
+            that order, which cost a step less than to join them. None where the steps are not timed, or the batch was
+            fetched outside of the call.
+        intervals: begin and end of each aggregation of gradients, likewise in the order (steps, replicas of this
+            process, aggregations, 2); None where the steps are not timed.
     """
 
     logs: Logs
-    begins: "tf.Tensor | None" = None
-    intervals: "tf.Tensor | None" = None
+    begins: Any = None
+    intervals: Any = None
 
 
 class StepFunctions:
@@ -55,11 +56,11 @@ class StepFunctions:
             build = lambda: lambda it, n: self._train_loop(it, n, layout, with_logs)  # noqa: E731
             function = self._function(("train", "loop", layout, with_logs), build)
             return TrainResult(*function(iterator, tf.constant(steps, tf.int32)))
-        build = lambda: lambda it: self._train_one(it, layout, with_logs)  # noqa: E731
+        build = lambda: lambda it: self._train_next(it, layout, with_logs, after=())  # noqa: E731
         results = [self._bound(("train", layout, with_logs), build, iterator)(iterator) for _ in range(steps)]
         logs, begins, intervals = results[-1]
         if self.step.timed and steps > 1:
-            begins, intervals = (tf.concat([result[i] for result in results], axis=0) for i in (1, 2))
+            begins, intervals = ([result[i] for result in results] for i in (1, 2))
         return TrainResult(logs, begins, intervals)
 
     def test(self, iterator: Any, steps: int, layout: BatchLayout) -> Logs:
@@ -82,12 +83,8 @@ class StepFunctions:
 
     def train_batch(self, batch: Any, layout: BatchLayout) -> TrainResult:
         """Trains on one per-replica batch `(data, count, total)`."""
-
-        def run(batch: Any) -> tuple:
-            logs, intervals = self.step.train(batch, layout, with_logs=True)
-            return logs, None if intervals is None else intervals[None]
-
-        logs, intervals = self._function(("train_batch", layout), lambda: run)(batch)
+        build = lambda: lambda batch: self.step.train(batch, layout, with_logs=True)  # noqa: E731
+        logs, intervals = self._function(("train_batch", layout), build)(batch)
         return TrainResult(logs, intervals=intervals)
 
     def test_batch(self, batch: Any, layout: BatchLayout) -> dict[str, tf.Tensor]:
@@ -108,13 +105,9 @@ class StepFunctions:
         with tf.control_dependencies([began]):
             batch = next(iterator)
         there = stamp(batch)
-        begins, batch = tf.stack([began, there]), held(batch, there)
+        batch = held(batch, there)
         logs, intervals = self.step.train(per_replica(self.step.strategy, batch), layout, with_logs=with_logs)
-        return logs, begins, intervals
-
-    def _train_one(self, iterator: Any, layout: BatchLayout, with_logs: bool) -> tuple:
-        logs, *times = self._train_next(iterator, layout, with_logs, after=())
-        return logs, *(time[None] if self.step.timed else None for time in times)
+        return logs, (began, there), intervals
 
     def _train_loop(self, iterator: Any, steps: tf.Tensor, layout: BatchLayout, with_logs: bool) -> tuple:
         """A while loop for all steps but the last, which gives the logs."""
@@ -123,13 +116,13 @@ class StepFunctions:
 
         def body(i: tf.Tensor, *times: tf.TensorArray) -> tuple:
             _, *values = self._train_next(iterator, layout, with_logs=False, after=i)
-            return i + 1, *(array.write(i, value) for array, value in zip(times, values, strict=False))
+            return i + 1, *(array.write(i, tf.stack(value)) for array, value in zip(times, values, strict=False))
 
         i, *times = tf.while_loop(lambda i, *_: i < steps - 1, body, (tf.constant(0), *times), parallel_iterations=1)
         logs, *values = self._train_next(iterator, layout, with_logs, after=i)
         if not timed:
             return logs, None, None
-        return logs, *(array.write(i, value).stack() for array, value in zip(times, values, strict=True))
+        return logs, *(array.write(i, tf.stack(value)).stack() for array, value in zip(times, values, strict=True))
 
     def _test_next(self, iterator: Any, layout: BatchLayout) -> Logs:
         return self.step.test(self._next(iterator), layout, with_logs=False)

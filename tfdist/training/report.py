@@ -2,9 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Literal
-
-import tensorflow as tf
+from typing import Any, Literal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,8 +29,8 @@ class StepReport:
     began: float = 0.0
     ended: float = 0.0
     input_there: "float | None" = None
-    begins: "tf.Tensor | None" = None
-    intervals: "tf.Tensor | None" = None
+    begins: Any = None
+    intervals: Any = None
     traced: bool = False
 
 

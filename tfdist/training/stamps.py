@@ -45,6 +45,6 @@ def held(value: Any, until: tf.Tensor) -> Any:
     return tf.nest.map_structure(hold, value, expand_composites=True)
 
 
-def as_intervals(stamps: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Returns pairs of begin and end as a tensor of shape (pairs, 2)."""
-    return tf.reshape(tf.stack(stamps), [-1, 2]) if stamps else tf.zeros([0, 2], tf.float64)
+def joined(stamps: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Returns stamps as one tensor of shape (stamps,)."""
+    return tf.stack(stamps) if stamps else tf.zeros([0], tf.float64)

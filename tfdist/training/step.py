@@ -17,7 +17,7 @@ from tfdist.training.gradients import Gradients, update_metrics
 from tfdist.training.options import BatchLayout, StepOptions
 from tfdist.training.own_step import OwnStep
 from tfdist.training.scope import own_step_scope, step_scope, track_loss
-from tfdist.training.stamps import as_intervals
+from tfdist.training.stamps import joined
 from tfdist.training.update import apply_gradients
 
 Logs = dict[str, tf.Tensor] | None
@@ -56,7 +56,7 @@ class Step:
                 "gradient_accumulation_steps of the optimizer"
             )
 
-    def train(self, batch: Any, layout: BatchLayout, *, with_logs: bool) -> "tuple[Logs, tf.Tensor | None]":
+    def train(self, batch: Any, layout: BatchLayout, *, with_logs: bool) -> "tuple[Logs, tuple[tf.Tensor, ...] | None]":
         """Trains on one global batch.
 
         Args:
@@ -66,9 +66,9 @@ class Step:
 
         Returns:
             The logs over the global batch and the epoch so far, equal on all replicas and workers; None
-            without `with_logs` (except for a model with its own `train_step`). And, where the step is timed, begin
-            and end of each aggregation of gradients on each of this process's replicas, in shape
-            (replicas, aggregations, 2); else None.
+            without `with_logs` (except for a model with its own `train_step`). And, where the step is timed, for
+            each of this process's replicas begin and end of each aggregation of gradients, one after the other, in
+            shape (2 * aggregations,); else None.
         """
         with step_scope(self.model, self._frames, self.num_replicas):
             if not self._own_train_step:
@@ -77,7 +77,7 @@ class Step:
                 with own_step_scope(self.model, self._frames), self._own.aggregating():
                     logs, intervals = self._on_replicas(self._own_train, batch, layout, with_logs)
         if self.timed:
-            intervals = tf.stack(self.strategy.experimental_local_results(intervals))
+            intervals = self.strategy.experimental_local_results(intervals)
         return self._first(logs), intervals
 
     def test(self, batch: Any, layout: BatchLayout, *, with_logs: bool) -> Logs:
@@ -135,7 +135,7 @@ class Step:
         return frame
 
     def _intervals(self, frame: Frame) -> "tf.Tensor | None":
-        return as_intervals(frame.stamps) if self.timed else None
+        return joined(frame.stamps) if self.timed else None
 
     def _test(self, data: Any, count: Any, total: Any, layout: BatchLayout, with_logs: bool) -> Any:
         model = self.model
