@@ -59,6 +59,8 @@ def test_every_flag_arrives(tmp_path):
         "--resume=must",
         "--seed=11",
         f"--summary_json={tmp_path}/summary.json",
+        "--trace_steps=3:7",
+        "--profile",
     )
     sizes = {"width": 64, "dropout": 0.5, "image_shape": (8, 8, 1), "tied": True, "pool": "mean"}
     assert found == config.TrainConfig(
@@ -68,13 +70,15 @@ def test_every_flag_arrives(tmp_path):
         loop=config.LoopConfig("custom", None, 9, 3),
         optimizer=config.OptimizerConfig("lamb", 0.25, 5),
         step=config.StepConfig("mixed_bfloat16", None, "collective", 4, 1.5, True),
-        output=config.OutputConfig(str(tmp_path), f"{tmp_path}/new", 8, 2, "must", f"{tmp_path}/summary.json"),
+        output=config.OutputConfig(
+            str(tmp_path), f"{tmp_path}/new", 8, 2, "must", f"{tmp_path}/summary.json", "3:7", True
+        ),
         seed=11,
     )
     defaults = absl_flags.FlagValues()
     flags.define(defaults)
     # A flag that is left out above would go untested.
-    assert len(defaults) == 27
+    assert len(defaults) == 29
 
 
 @pytest.mark.parametrize(
@@ -113,6 +117,12 @@ def test_every_flag_arrives(tmp_path):
         ([f"--checkpoint_dir={__file__}"], "a folder is needed"),
         (["--log_dir="], "--log_dir=''"),
         (["--summary_json=/"], "a file is needed"),
+        (["--log_dir=l", "--trace_steps=10"], "--trace_steps='10': a first step from 1 and the step to end before"),
+        (["--log_dir=l", "--trace_steps=0:5"], "--trace_steps=(0, 5): a first step from 1"),
+        (["--log_dir=l", "--trace_steps=9:9"], "--trace_steps=(9, 9)"),
+        (["--log_dir=l", "--trace_steps=1:20000"], "at most 10,000"),
+        (["--trace_steps=1:5"], "--trace_steps=1:5 needs a folder to write to: give --log_dir=DIR"),
+        (["--log_dir=l", "--profile"], "--profile needs a range of steps: give --trace_steps=FIRST:END"),
         (["--model_config=width"], "'width' is no name=value; write width=64,depth=2"),
         (["--model_config=width=1,width=2"], "width is given twice"),
         (["--model_config=width=1,"], "'' is no name=value"),

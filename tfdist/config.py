@@ -36,6 +36,7 @@ OPTIMIZERS = (
     "lion",
 )
 _LARGEST_SEED = 2**32 - 1  # NumPy's
+_MOST_TRACED = 10_000  # steps; a viewer has to hold them all
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,12 +277,28 @@ def parse_steps(text: str) -> tuple[int, int]:
     Raises:
         UsageError: If it is not such a range.
     """
-    first, colon, end = text.partition(":")
-    if not (colon and first.isdecimal() and end.isdecimal() and 1 <= int(first) < int(end) <= int(first) + 10_000):
+    parts = text.split(":")
+    steps = tuple(int(part) if part.isdecimal() else part for part in parts)
+    require_steps("--trace_steps", steps if len(parts) == 2 else text)
+    return steps
+
+
+def require_steps(name: str, steps: Any) -> None:
+    """Checks a range of steps: the first, from 1, and the one to end before.
+
+    Raises:
+        UsageError: If it is none, or has more than 10,000 steps; it names `name`.
+    """
+    try:
+        first, end = steps
+        right = isinstance(first, int) and isinstance(end, int) and 1 <= first < end <= first + _MOST_TRACED
+    except (TypeError, ValueError):
+        right = False
+    if not right:
         raise UsageError(
-            f"--trace_steps={text!r}: write FIRST:END, steps from 1 and at most 10,000 of them, such as 100:110"
+            f"{name}={steps!r}: a first step from 1 and the step to end before are needed, at most {_MOST_TRACED:,} "
+            "steps, such as 100 and 110 (--trace_steps=100:110)"
         )
-    return int(first), int(end)
 
 
 def parse_sizes(text: str) -> dict[str, Any]:

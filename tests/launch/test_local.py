@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import socket
 
@@ -17,6 +18,18 @@ def _launch(workers: int, script: str, *args: str, **options: object) -> tuple[i
     output = io.BytesIO()
     code = launch(workers, [script, *args], stdout=output, **options)
     return code, output.getvalue().decode()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system does not let a process choose its cores")
+def test_workers_are_pinned_to_cores_of_their_own(script):
+    path = script("print('cores', sorted(os.sched_getaffinity(0)))\n")
+    cores = sorted(os.sched_getaffinity(0))
+    code, text = _launch(3, path, pin=1)
+    found = dict(re.findall(r"^\[worker (\d)\] cores (.*)$", text, re.MULTILINE))
+    assert code == 0 and found == {str(i): str([cores[i % len(cores)]]) for i in range(3)}
+    for wrong in (0, -1, 10_000, True, 1.0):
+        with pytest.raises(UsageError, match=r"--pin\): a number of cores from 1 to"):
+            _launch(1, path, pin=wrong)
 
 
 def test_each_worker_has_its_prefix_its_cluster_and_the_arguments(script):

@@ -28,14 +28,18 @@ class Alone(Pause):
     same_on_all = False  # so that the workers agree after each step whether to stop
 
 
+def prepared(job):
+    with job.scope():
+        model = dense(2)
+        model.compile("sgd", "mse")
+    return job.prepare(model)
+
+
 @on_workers(2, 3)
 def test_a_straggler_is_named_with_its_lag(job):
     """Worker 1 pauses for 15 ms after each step."""
     x, y = regression(40)
-    with job.scope():
-        model = dense(2)
-        model.compile("sgd", "mse")
-    job.prepare(model)
+    model = prepared(job)
     if job.stock:
         model.fit(x, y, batch_size=4, epochs=3, verbose=0, shuffle=False)
         return {"weights": model.get_weights()}
@@ -65,10 +69,7 @@ def test_a_straggler_is_named_with_its_lag(job):
 def test_agreements_are_communication(job):
     """A callback that may stop alone makes workers agree after each step: the others wait there for worker 1."""
     x, y = regression(40)
-    with job.scope():
-        model = dense(2)
-        model.compile("sgd", "mse")
-    job.prepare(model)
+    model = prepared(job)
     callbacks = [tfdist.ScalingCallback(job.folder / "log"), Alone(0.015 if job.index == 1 else 0.0)]
     model.fit(x, y, batch_size=4, epochs=3, verbose=0, shuffle=False, callbacks=callbacks)
     if job.chief:

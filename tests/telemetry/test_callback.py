@@ -87,6 +87,13 @@ def test_loop(strategies, arrays, tmp_path):
     assert sorted(p.name for p in tmp_path.glob("*.json")) == ["tfdist-run-1.json", "tfdist-run.json"]
 
 
+def test_the_profiler_runs_over_the_same_steps(build, arrays, tmp_path):
+    callback = tfdist.ScalingCallback(tmp_path, trace_steps=(3, 6), profile=True)
+    build().fit(*arrays, batch_size=4, verbose=0, callbacks=[callback])
+    assert len(list(tmp_path.glob("plugins/profile/*/*.xplane.pb"))) == 1
+    assert (tmp_path / "trace.json").exists()
+
+
 def test_a_training_of_one_call_is_recorded_all_the_same(build, arrays, tmp_path):
     model = build(spe=10)
     model.fit(*arrays, batch_size=4, verbose=0, callbacks=[tfdist.ScalingCallback(tmp_path)])

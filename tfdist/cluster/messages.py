@@ -16,10 +16,10 @@ _PROTOCOL = "tfdist-rendezvous-1"
 _PACKAGES = ("tensorflow", "keras", "tfdist")
 
 
-def installed_versions() -> dict[str, str]:
-    """Returns the versions that all workers must share, without importing the packages."""
+def installed_versions(packages: Sequence[str] = _PACKAGES) -> dict[str, str]:
+    """Returns versions, by default those that all workers must share, without importing the packages."""
     versions = {}
-    for package in _PACKAGES:
+    for package in packages:
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

@@ -115,8 +115,10 @@ def _check(workers: int, command: Sequence[str], mpi: bool, pin: int | None) -> 
         raise UsageError(f"command={shorten(command)} has to be a list: the script's path, then its arguments")
     if pin is not None and not hasattr(os, "sched_setaffinity"):
         raise UsageError(f"pin={pin} (--pin): this system does not let a process choose its cores; leave it out")
-    if pin is not None and not (isinstance(pin, int) and 1 <= pin <= len(os.sched_getaffinity(0))):
-        raise UsageError(f"pin={pin} (--pin): a number of cores from 1 to {len(os.sched_getaffinity(0))} is needed")
+    if pin is not None:
+        cores = len(os.sched_getaffinity(0))
+        if not isinstance(pin, int) or isinstance(pin, bool) or not 1 <= pin <= cores:
+            raise UsageError(f"pin={pin} (--pin): a number of cores from 1 to {cores} is needed")
     if mpi and not is_installed():
         raise UsageError("mpi=True (--mpi): mpi4py is not installed; pip install 'tfdist[mpi]'")
     script = Path(command[0])

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from tfdist.config import require_steps
 from tfdist.errors import UsageError
 
 
@@ -34,20 +35,3 @@ class TelemetryOptions:
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int | float) and value > 0):
                 raise UsageError(f"{name}={value!r}: a number above 0 is needed, or None")
-
-
-def require_steps(name: str, steps: Any) -> None:
-    """Checks a range of steps.
-
-    Raises:
-        UsageError: naming `name`.
-    """
-    try:
-        first, last = steps
-        right = isinstance(first, int) and isinstance(last, int) and 1 <= first < last
-    except (TypeError, ValueError):
-        right = False
-    if not right:
-        raise UsageError(f"{name}={steps!r}: a first step from 1 and a larger step to end before are needed: 100:110")
-    if last - first > 10_000:
-        raise UsageError(f"{name}={first}:{last}: at most 10,000 steps are kept; take a shorter range")

@@ -6,8 +6,9 @@ import shlex
 import subprocess
 import sys
 import time
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+
+from tfdist.cluster.messages import installed_versions
 
 _PACKAGES = ("tfdist", "tensorflow", "keras", "numpy", "mpi4py")
 
@@ -19,7 +20,7 @@ def provenance() -> dict[str, Any]:
     gpus = [tf.config.experimental.get_device_details(gpu) for gpu in tf.config.list_physical_devices("GPU")]
     return {
         "started": time.strftime("%Y-%m-%d %H:%M:%S %z"),
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": {"python": platform.python_version(), **installed_versions(_PACKAGES)},
         "host": platform.node(),
         "system": platform.platform(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
@@ -27,16 +28,6 @@ def provenance() -> dict[str, Any]:
         "command": shlex.join(sys.argv),
         "commit": _commit(),
     }
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _commit() -> str | None:
