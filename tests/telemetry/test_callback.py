@@ -94,6 +94,21 @@ def test_the_profiler_runs_over_the_same_steps(build, arrays, tmp_path):
     assert (tmp_path / "trace.json").exists()
 
 
+def test_a_training_that_fails_is_watched_no_longer(build, arrays, tmp_path):
+    class Fails(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise RuntimeError("planted")
+
+    model = build()
+    with pytest.raises(RuntimeError, match="planted"):
+        callbacks = [tfdist.ScalingCallback(tmp_path, every=2), Fails()]
+        model.fit(*arrays, batch_size=4, verbose=0, callbacks=callbacks)
+    record = read_record(tmp_path)
+    assert not record.finished and record.steps == 9
+    model.fit(*arrays, batch_size=4, verbose=0)
+    assert read_record(tmp_path) == record
+
+
 def test_a_training_of_one_call_is_recorded_all_the_same(build, arrays, tmp_path):
     model = build(spe=10)
     model.fit(*arrays, batch_size=4, verbose=0, callbacks=[tfdist.ScalingCallback(tmp_path)])

@@ -11,7 +11,7 @@ _BF16_RATIO = 2.0
 _POWERSGD_RATIO = 8.0  # of rank 4 for the reference models, see docs/benchmarks.md
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Cause:
     """Something that makes steps longer.
 
@@ -31,10 +31,10 @@ class Cause:
     lost_ms: float
     amount_ms: float
     share: float
-    worker: int | None
-    slowdown: float | None
     finding: str
     advice: str
+    worker: int | None = None
+    slowdown: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,32 +100,36 @@ def _input(size: Size, step: float) -> Cause:
     if _all_wait_for_input(size, step):
         lost = max(worker.input_ms for worker in size.workers)
     return Cause(
-        "input",
-        lost,
-        step,
-        lost / step,
-        None,
-        None,
-        f"input-bound: {lost / step:.0%} of each step ({lost:.1f} ms) waits for data; the pipeline needs {step:.1f} ms "
-        "for a batch",
-        f"make the pipeline faster (map with num_parallel_calls, cache, more files, prefetch): up to {lost / step:.0%} "
-        "of a step",
+        kind="input",
+        lost_ms=lost,
+        amount_ms=step,
+        share=lost / step,
+        finding=(
+            f"input-bound: {lost / step:.0%} of each step ({lost:.1f} ms) waits for data; "
+            f"the pipeline needs {step:.1f} ms for a batch"
+        ),
+        advice=(
+            f"make the pipeline faster (map with num_parallel_calls, cache, more files, prefetch): "
+            f"up to {lost / step:.0%} of a step"
+        ),
     )
 
 
 def _overhead(size: Size, step: float) -> Cause:
     lost = _common(size, "overhead")
     return Cause(
-        "overhead",
-        lost,
-        lost,
-        lost / step,
-        None,
-        None,
-        f"overhead-bound: {lost / step:.0%} of each step ({lost:.1f} ms) is Python between the steps, "
-        "such as callbacks",
-        "run more steps in one call of the compiled loop (--steps_per_loop=20 saves an estimated "
-        f"{0.95 * lost / step:.0%}), and keep callbacks short",
+        kind="overhead",
+        lost_ms=lost,
+        amount_ms=lost,
+        share=lost / step,
+        finding=(
+            f"overhead-bound: {lost / step:.0%} of each step ({lost:.1f} ms) is Python between the steps, "
+            "such as callbacks"
+        ),
+        advice=(
+            "run more steps in one call of the compiled loop (--steps_per_loop=20 saves an estimated "
+            f"{0.95 * lost / step:.0%}), and keep callbacks short"
+        ),
     )
 
 
@@ -142,14 +146,12 @@ def _communication(size: Size, step: float) -> Cause | None:
             f"{8e-6 * factor * link['bytes_per_second']:,.0f} Mbit/s"
         )
     return Cause(
-        "communication",
-        lost,
-        lost,
-        lost / step,
-        None,
-        None,
-        f"communication-bound: {lost / step:.0%} of each step ({lost:.1f} ms) is exposed communication{speed}",
-        _better_hook(size, lost, step),
+        kind="communication",
+        lost_ms=lost,
+        amount_ms=lost,
+        share=lost / step,
+        finding=f"communication-bound: {lost / step:.0%} of each step ({lost:.1f} ms) is exposed communication{speed}",
+        advice=_better_hook(size, lost, step),
     )
 
 
@@ -192,16 +194,20 @@ def _straggler(size: Size, step: float) -> Cause | None:
     excess, slowdown = own.part(part) - mean(part), own.part(part) / max(mean(part), 1e-6)
     if part == "overhead":
         return Cause(
-            "serial",
-            lost,
-            excess,
-            lost / step,
-            slowest,
-            slowdown,
-            f"worker {slowest}{' (chief)' if slowest == 0 else ''} does {excess:.1f} ms of work between the steps that "
-            f"the others do not, and all wait for it: {lost / step:.0%} of each step",
-            "make what it alone does (callbacks, logging, saving) shorter or rarer, or move it to a thread: up to "
-            f"{lost / step:.0%} of a step",
+            kind="serial",
+            lost_ms=lost,
+            amount_ms=excess,
+            share=lost / step,
+            worker=slowest,
+            slowdown=slowdown,
+            finding=(
+                f"worker {slowest}{' (chief)' if slowest == 0 else ''} does {excess:.1f} ms of work between the "
+                f"steps that the others do not, and all wait for it: {lost / step:.0%} of each step"
+            ),
+            advice=(
+                "make what it alone does (callbacks, logging, saving) shorter or rarer, or move it to a thread: up to "
+                f"{lost / step:.0%} of a step"
+            ),
         )
     what = {"input": "in reading its input", "compute": "in compute"}[part]
     why = {
@@ -209,15 +215,17 @@ def _straggler(size: Size, step: float) -> Cause | None:
         "compute": "look for other processes, a throttled or a different device on it (tfdist doctor)",
     }[part]
     return Cause(
-        "straggler",
-        lost,
-        excess,
-        lost / step,
-        slowest,
-        slowdown,
-        f"worker {slowest} is {slowdown:.1f}x slower {what} ({excess:.1f} ms), and all wait for it: "
-        f"{lost / step:.0%} of each step",
-        f"{why}: up to {lost / step:.0%} of a step",
+        kind="straggler",
+        lost_ms=lost,
+        amount_ms=excess,
+        share=lost / step,
+        worker=slowest,
+        slowdown=slowdown,
+        finding=(
+            f"worker {slowest} is {slowdown:.1f}x slower {what} ({excess:.1f} ms), and all wait for it: "
+            f"{lost / step:.0%} of each step"
+        ),
+        advice=f"{why}: up to {lost / step:.0%} of a step",
     )
 
 
@@ -237,13 +245,13 @@ def _compute(size: Size, smallest: Size, step: float, sharing: float) -> Cause:
         finding = "replicas slow each other down, as where they share memory or cooling"
         advice = "give each replica cores or a device of its own"
     return Cause(
-        "compute",
-        lost,
-        lost,
-        lost / step,
-        None,
-        None,
-        f"compute takes {lost:.1f} ms ({lost / step:.0%} of each step) more than the runs with "
-        f"{smallest.replicas} replica{'s' if smallest.replicas > 1 else ''} promise: {finding}",
-        f"{advice}: up to {lost / step:.0%} of a step",
+        kind="compute",
+        lost_ms=lost,
+        amount_ms=lost,
+        share=lost / step,
+        finding=(
+            f"compute takes {lost:.1f} ms ({lost / step:.0%} of each step) more than the runs with "
+            f"{smallest.replicas} replica{'s' if smallest.replicas > 1 else ''} promise: {finding}"
+        ),
+        advice=f"{advice}: up to {lost / step:.0%} of a step",
     )

@@ -13,7 +13,7 @@ from tfdist.errors import UsageError
 from tfdist.training.checkpoint import Checkpoints
 from tfdist.training.options import StepOptions
 from tfdist.training.report import StepListener
-from tfdist.training.runner import Runner, as_python
+from tfdist.training.runner import Runner, as_python, one_run
 from tfdist.training.workers import any_of
 from tfdist.transport import Transport
 
@@ -144,6 +144,7 @@ class TrainLoop:
         self._runner.resume(saved.step, saved.position)
         return True
 
+    @one_run("_runner")
     def run(
         self,
         dataset: Any,

@@ -15,7 +15,7 @@ from tfdist.training.callbacks import callback_list, may_stop_alone, restores
 from tfdist.training.options import StepOptions
 from tfdist.training.predict import Predictor
 from tfdist.training.report import StepListener
-from tfdist.training.runner import Runner, as_python, layout_of
+from tfdist.training.runner import Runner, as_python, layout_of, one_run
 from tfdist.training.workers import any_of, broadcast_from_chief, broadcast_int
 from tfdist.transport import Transport
 
@@ -102,6 +102,7 @@ class KerasMethods:
         self._predictor = Predictor(runner)
         self._fits = 0
 
+    @one_run("runner")
     def fit(
         self,
         x: Any = None,

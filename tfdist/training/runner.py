@@ -1,6 +1,7 @@
 """One model's training, evaluation and prediction: what `prepare` and `TrainLoop` share."""
 
 import contextlib
+import functools
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -85,6 +86,15 @@ class Runner:
     def unwatch(self, watcher: Watcher) -> None:
         """Ends what `watch` began; the step stays as it was traced."""
         self._watchers.remove(watcher)
+
+    @contextlib.contextmanager
+    def same_watchers_after(self) -> Iterator[None]:
+        """Leaves the watchers as they were, whatever happens within."""
+        watchers = list(self._watchers)
+        try:
+            yield
+        finally:
+            self._watchers[:] = watchers
 
     @contextlib.contextmanager
     def activity(self, kind: str) -> Iterator[None]:
@@ -317,6 +327,24 @@ class Runner:
         if self.strategy.num_replicas_in_sync == 1:
             return value(tf.distribute.experimental.ValueContext(0, 1)), spec
         return self.strategy.experimental_distribute_values_from_function(value), spec
+
+
+def one_run(attribute: str) -> Callable:
+    """Decorates a method that trains: watchers that come in during a call are gone after it, even if it fails.
+
+    Args:
+        attribute: where the object of the method has its runner.
+    """
+
+    def decorate(method: Callable) -> Callable:
+        @functools.wraps(method)
+        def run(self: Any, *args: Any, **options: Any) -> Any:
+            with getattr(self, attribute).same_watchers_after():
+                return method(self, *args, **options)
+
+        return run
+
+    return decorate
 
 
 _SAME_DATA = (
