@@ -1,8 +1,10 @@
 """`tfdist scale` and `tfdist report`: end to end on a small training, and what they refuse."""
 
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,36 @@ def test_a_sweep_goes_on_where_it_stopped_and_reports_what_failed(out, tmp_path,
     damaged.write_bytes(damaged.read_bytes()[:-5])
     assert main(["report", f"--out={tmp_path / 'two'}", runs[0]]) == 2
     assert damaged.name in capsys.readouterr().err
+
+
+@pytest.mark.timeout(150)
+def test_an_interrupted_sweep_leaves_no_process_and_goes_on(out, tmp_path):
+    script = tmp_path / "training.py"
+    script.write_text(
+        "import os, pathlib, runpy, sys, time\n"
+        f"pid = pathlib.Path({str(tmp_path / 'pid')!r})\n"
+        "if not pid.exists():\n"
+        "    pid.with_suffix('.new').write_text(str(os.getpid()))\n"
+        "    pid.with_suffix('.new').rename(pid)\n"
+        "    time.sleep(100)\n"
+        f"sys.argv[0] = {TRAINING!r}\nrunpy.run_path({TRAINING!r}, run_name='__main__')\n"
+    )
+    command = ["scale", "--replicas=1", "--repeats=1", f"--out={out}", "--", str(script), *SMALL]
+    sweep = subprocess.Popen([sys.executable, "-m", "tfdist.cli", *command])
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "pid").exists():
+            assert sweep.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        sweep.terminate()
+        assert sweep.wait(60) == 143
+    finally:
+        sweep.kill()
+        sweep.wait()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+    assert main(command) == 0
+    assert {path.name for path in (out / "runs").iterdir()} == {"strong-1-0", "strong-1-0.interrupted-1"}
 
 
 @pytest.mark.timeout(100)

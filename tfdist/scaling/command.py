@@ -1,6 +1,8 @@
 """`tfdist scale`: a training command at several sizes, and why it does not scale better."""
 
 import argparse
+import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -45,8 +47,13 @@ def main(arguments: Sequence[str]) -> int:
     targets = parse_replicas(options.predict) if options.predict else ()
     out = Path(options.out)
     plan.keep_in(out)
-    outcome = _run(plan, out, machine, options.timeout)
-    sizes = sizes_of({trial: record for trial, record in outcome.records.items()})
+    # Without this a SIGTERM would leave the run at hand behind; the launcher passes it on to the workers.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        outcome = _run(plan, out, machine, options.timeout)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    sizes = sizes_of(outcome.records)
     if not sizes:
         raise UsageError(f"no size ran: {outcome.failures[0].why}")
     result = analyse(
