@@ -36,7 +36,8 @@ def test_first_cause(make_size, workers, kind, amount, worker):
 
 def test_texts(make_size):
     link = {"latency_s": 0.0, "bytes_per_second": 12.5e6}  # of an all-reduce of two: 100 Mbit/s
-    cause = diagnose(make_size([(0, 20, 80, 0)] * 2, link=link)).causes[0]
+    cause = diagnose(make_size([(0, 20, 80, 0)] * 2, link=link, ceiling=21.0)).causes[0]
+    assert cause.finding.endswith("; without communication a step takes 21.0 ms")
     assert "80% of each step (80.0 ms)" in cause.finding and "1.0 MB a step over a link of 100 Mbit/s" in cause.finding
     # 80 ms on the wire: an eighth of that leaves 10, half of it 40.
     assert "hook=powersgd would save an estimated 70%; hook=bf16, which loses less, 40%" in cause.advice

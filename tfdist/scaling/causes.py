@@ -145,6 +145,8 @@ def _communication(size: Size, step: float) -> Cause | None:
             f": {size.bytes_per_step / 1e6:.1f} MB a step over a link of "
             f"{8e-6 * factor * link['bytes_per_second']:,.0f} Mbit/s"
         )
+    if size.ceiling_ms:
+        speed += f"; without communication a step takes {statistics.median(size.ceiling_ms):.1f} ms"
     return Cause(
         kind="communication",
         lost_ms=lost,
