@@ -3,10 +3,12 @@
 from tfdist.cluster.base import ClusterEnvironment
 from tfdist.cluster.local import LocalEnvironment
 from tfdist.cluster.mpi_environment import MPIEnvironment
+from tfdist.cluster.slurm import SlurmEnvironment
 from tfdist.cluster.tf_config import TFConfigEnvironment
 
 ENVIRONMENTS: tuple[ClusterEnvironment, ...] = (
     TFConfigEnvironment(),
+    SlurmEnvironment(),  # before MPI, which srun may serve as well
     MPIEnvironment(),
     LocalEnvironment(),  # always present, so it stays last
 )
