@@ -34,6 +34,15 @@ def test_first_cause(make_size, workers, kind, amount, worker):
         assert f"worker {worker}" in first.finding
 
 
+def test_pipelines_that_are_slow_for_one_replica_are_so_for_two(make_size):
+    """The second worker has run ahead, and waits no longer."""
+    one, two = make_size([(19, 1, 0, 0.5)]), make_size([(18, 1, 1, 0.5), (0.1, 1, 18.9, 0.5)])
+    first = diagnose(two, one).causes[0]
+    assert first.kind == "input" and first.lost_ms == 18 and first.amount_ms == pytest.approx(20.5)
+    fast = diagnose(two, make_size([(0.1, 1, 0, 0.5)])).causes[0]
+    assert fast.kind == "straggler" and "in reading its input" in fast.finding
+
+
 def test_texts(make_size):
     link = {"latency_s": 0.0, "bytes_per_second": 12.5e6}  # of an all-reduce of two: 100 Mbit/s
     cause = diagnose(make_size([(0, 20, 80, 0)] * 2, link=link, ceiling=21.0)).causes[0]

@@ -74,8 +74,11 @@ def diagnose(size: Size, smallest: "Size | None" = None, sharing: float = 1.0) -
         sharing: how many replicas share the busiest device.
     """
     step = max(worker.step_ms for worker in size.workers)
-    causes = [_input(size, step), _overhead(size, step), _communication(size, step), _straggler(size, step)]
-    if smallest is not None and smallest.replicas < size.replicas:
+    smaller = smallest is not None and smallest.replicas < size.replicas
+    starved = _all_wait_for_input(size, step) or (smaller and _input_is_short(smallest))
+    causes = [_input(size, step, starved), _overhead(size, step)]
+    causes += [_communication(size, step), _straggler(size, step, starved)]
+    if smaller:
         causes.append(_compute(size, smallest, step, sharing))
     named = sorted((c for c in causes if c is not None and c.share >= _WORTH_NAMING), key=lambda c: -c.lost_ms)
     return Diagnosis(size.mode, size.replicas, size.step_ms, tuple(named))
@@ -95,9 +98,18 @@ def _all_wait_for_input(size: Size, step: float) -> bool:
     return _common(size, "input") >= _SUSTAINED * step
 
 
-def _input(size: Size, step: float) -> Cause:
+def _input_is_short(size: Size) -> bool:
+    """Whether steps wait for input.
+
+    Pipelines that are too slow for one replica are so for each of many. The fastest of them then runs ahead little by
+    little until it waits no longer, and looks as if only the others were slow.
+    """
+    return size.anatomy()["input"] >= _WORTH_NAMING * size.step_ms
+
+
+def _input(size: Size, step: float, starved: bool) -> Cause:
     lost = _common(size, "input")
-    if _all_wait_for_input(size, step):
+    if starved:
         lost = max(worker.input_ms for worker in size.workers)
     return Cause(
         kind="input",
@@ -179,7 +191,7 @@ def _better_hook(size: Size, lost: float, step: float) -> str:
     return "take a larger batch or accumulate_steps=2, which halves the exchanges for each example"
 
 
-def _straggler(size: Size, step: float) -> Cause | None:
+def _straggler(size: Size, step: float, starved: bool) -> Cause | None:
     if len(size.workers) == 1:
         return None
     slowest = size.slowest
@@ -190,7 +202,7 @@ def _straggler(size: Size, step: float) -> Cause | None:
         return statistics.fmean(worker.part(part) for worker in others)
 
     # Where all wait for input, whoever gets its own a little later than the others is no straggler for that.
-    parts = ("compute", "overhead") if _all_wait_for_input(size, step) else ("input", "compute", "overhead")
+    parts = ("compute", "overhead") if starved else ("input", "compute", "overhead")
     lost = sum(own.part(p) - mean(p) for p in parts)
     part = max(parts, key=lambda p: own.part(p) - mean(p))
     excess, slowdown = own.part(part) - mean(part), own.part(part) / max(mean(part), 1e-6)
