@@ -56,7 +56,7 @@ def test_a_callback_on_the_chief(tmp_path):
 @pytest.mark.skipif(not can_be_made(), reason="making network namespaces needs root and iproute2")
 def test_a_slow_link(tmp_path):
     launcher = f"{sys.executable} {HERE / 'over_link.py'} {{replicas}}"
-    report = sweep(tmp_path / "out", "--global_batch_size=2048", options=["--repeats=1", f"--launcher={launcher}"])
+    report = sweep(tmp_path / "out", "--global_batch_size=512", options=["--repeats=1", f"--launcher={launcher}"])
     cause = first_cause(report)
     assert cause["kind"] == "communication" and "hook=powersgd would save" in cause["advice"]
     assert 8e-6 * report["link"]["beta_bytes_per_second"] == pytest.approx(100, rel=0.2)
