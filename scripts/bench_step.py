@@ -13,6 +13,8 @@ from pathlib import Path
 
 from absl import app, flags
 
+from tfdist.command import write_json
+
 GROUPS = ("one_device", "mirrored", "multi_worker", "telemetry", "endurance")
 FOLDER = Path(__file__).resolve().parent
 
@@ -40,10 +42,7 @@ def main(_: list[str]) -> int:
         rows += measured(group, rounds, steps, options.only, options.timeout)
     print(table(rows))
     if options.json:
-        target = Path(options.json)
-        temporary = target.with_name(target.name + ".new")
-        temporary.write_text(json.dumps(rows, indent=1) + "\n")
-        temporary.replace(target)
+        write_json(options.json, rows)
     return int(options.strict and any(verdict(row) == "missed" for row in rows))
 
 

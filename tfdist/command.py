@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tfdist.errors import UsageError
+from tfdist.files import write_whole
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -51,7 +52,4 @@ def require_folder(option: str, file: "str | None") -> None:
 
 def write_json(file: "str | Path", value: Any) -> None:
     """Writes `value` as JSON; the file appears whole or not at all."""
-    path = Path(file)
-    temporary = path.with_name(path.name + ".new")
-    temporary.write_text(json.dumps(value, indent=1) + "\n")
-    temporary.replace(path)
+    write_whole(file, json.dumps(value, indent=1) + "\n")

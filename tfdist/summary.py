@@ -8,12 +8,13 @@ import math
 import os
 import resource
 import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from tfdist.files import write_whole
 
 if TYPE_CHECKING:
     import keras
@@ -72,17 +73,7 @@ class Summary:
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(_finite(dataclasses.asdict(self)), indent=1, allow_nan=False) + "\n"
-        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf8") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)  # mkstemp's files are for their owner only
-            os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        write_whole(path, text)
 
 
 class StepTimes:

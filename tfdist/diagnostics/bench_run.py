@@ -1,6 +1,5 @@
 """One worker of `tfdist bench`: bench_run.py ROUNDS OUT TRANSPORTS SIZE... Times all-reduces and checks their sums."""
 
-import json
 import os
 import sys
 import time
@@ -9,6 +8,7 @@ from pathlib import Path
 import tensorflow as tf
 
 import tfdist
+from tfdist.command import write_json
 from tfdist.strategy import is_chief, leave_together
 from tfdist.training.workers import broadcast_int, gathered
 from tfdist.transport import Transport, make_transport
@@ -22,9 +22,7 @@ def main(rounds: int, out: Path, transports: list[str], sizes: list[int]) -> Non
     made = [make_transport(name, strategy, lambda value: broadcast_int(strategy, value)) for name in transports]
     rows = [timed(strategy, transport, size, rounds) for transport in made for size in sizes]
     if is_chief(strategy):
-        temporary = out.with_suffix(".new")
-        temporary.write_text(json.dumps(rows))
-        temporary.rename(out)
+        write_json(out, rows)
     leave_together(strategy)
 
 

@@ -149,14 +149,9 @@ def _communication(size: Size, step: float) -> Cause | None:
     if size.replicas == 1:
         return None
     lost = size.workers[size.slowest].communication_ms
-    link = size.link
     speed = ""
-    if link is not None and size.bytes_per_step:
-        factor = 2 * (size.replicas - 1) / size.replicas
-        speed = (
-            f": {size.bytes_per_step / 1e6:.1f} MB a step over a link of "
-            f"{8e-6 * factor * link['bytes_per_second']:,.0f} Mbit/s"
-        )
+    if size.bandwidth is not None and size.bytes_per_step:
+        speed = f": {size.bytes_per_step / 1e6:.1f} MB a step over a link of {8e-6 * size.bandwidth:,.0f} Mbit/s"
     if size.ceiling_ms:
         speed += f"; without communication a step takes {statistics.median(size.ceiling_ms):.1f} ms"
     return Cause(
@@ -171,11 +166,9 @@ def _communication(size: Size, step: float) -> Cause | None:
 
 def _better_hook(size: Size, lost: float, step: float) -> str:
     """Says which hook would save how much: fewer bytes first shorten what is not hidden."""
-    link, sent = size.link, size.bytes_per_step
     wire = lost
-    if link is not None and sent:
-        factor = 2 * (size.replicas - 1) / size.replicas
-        wire = 1e3 * sent / factor / link["bytes_per_second"]
+    if size.bandwidth is not None and size.bytes_per_step:
+        wire = 1e3 * size.bytes_per_step / size.bandwidth
 
     def saved(ratio: float) -> float:
         return min(lost, wire * (1.0 - 1.0 / ratio)) / step
@@ -207,39 +200,31 @@ def _straggler(size: Size, step: float, starved: bool) -> Cause | None:
     part = max(parts, key=lambda p: own.part(p) - mean(p))
     excess, slowdown = own.part(part) - mean(part), own.part(part) / max(mean(part), 1e-6)
     if part == "overhead":
-        return Cause(
-            kind="serial",
-            lost_ms=lost,
-            amount_ms=excess,
-            share=lost / step,
-            worker=slowest,
-            slowdown=slowdown,
-            finding=(
-                f"worker {slowest}{' (chief)' if slowest == 0 else ''} does {excess:.1f} ms of work between the "
-                f"steps that the others do not, and all wait for it: {lost / step:.0%} of each step"
-            ),
-            advice=(
-                "make what it alone does (callbacks, logging, saving) shorter or rarer, or move it to a thread: up to "
-                f"{lost / step:.0%} of a step"
-            ),
+        kind = "serial"
+        behind = (
+            f"worker {slowest}{' (chief)' if slowest == 0 else ''} does {excess:.1f} ms of work between the steps that "
+            "the others do not"
         )
-    what = {"input": "in reading its input", "compute": "in compute"}[part]
-    why = {
-        "input": "look at its disk and its share of the files",
-        "compute": "look for other processes, a throttled or a different device on it (tfdist doctor)",
-    }[part]
+        advice = "make what it alone does (callbacks, logging, saving) shorter or rarer, or move it to a thread"
+    else:
+        kind = "straggler"
+        what, advice = {
+            "input": ("in reading its input", "look at its disk and its share of the files"),
+            "compute": (
+                "in compute",
+                "look for other processes, a throttled or a different device on it (tfdist doctor)",
+            ),
+        }[part]
+        behind = f"worker {slowest} is {slowdown:.1f}x slower {what} ({excess:.1f} ms)"
     return Cause(
-        kind="straggler",
+        kind=kind,
         lost_ms=lost,
         amount_ms=excess,
         share=lost / step,
         worker=slowest,
         slowdown=slowdown,
-        finding=(
-            f"worker {slowest} is {slowdown:.1f}x slower {what} ({excess:.1f} ms), and all wait for it: "
-            f"{lost / step:.0%} of each step"
-        ),
-        advice=f"{why}: up to {lost / step:.0%} of a step",
+        finding=f"{behind}, and all wait for it: {lost / step:.0%} of each step",
+        advice=f"{advice}: up to {lost / step:.0%} of a step",
     )
 
 

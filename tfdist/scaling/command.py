@@ -91,7 +91,7 @@ def _notes(plan: Plan, machine: Machine, outcome: Outcome) -> list[str]:
     if plan.launcher is None and not machine.gpus:
         notes.append(
             "Replicas are CPU workers on one machine, "
-            f"each pinned to {max(1, machine.cores // plan.replicas[-1])} core(s) of its own."
+            f"each pinned to {machine.cores_each(plan.replicas[-1])} core(s) of its own."
         )
         if plan.replicas[-1] > machine.cores:
             notes.append(

@@ -41,7 +41,8 @@ def main(arguments: Sequence[str]) -> int:
             if not record.finished
         ],
     )
-    files = write_report(result, out, names=[f"{chr(65 + i % 26)}: {run.name}" for i, run in enumerate(runs)])
+    names = [f"{letter}: {run.name}" for letter, run in zip(result.modes[0].labels, runs, strict=True)]
+    files = write_report(result, out, names=names)
     for run, diagnosis in zip(runs, result.modes[0].diagnoses, strict=True):
         print(f"{run}: {diagnosis.step_ms:.2f} ms a step; {diagnosis.headline}")
     print(f"report: {files[0]} (and .md, .json)")

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 
 from tfdist.errors import UsageError
+from tfdist.telemetry.provenance import available_cores
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +24,10 @@ class Machine:
     def sharing(self, replicas: int) -> float:
         """Returns how many replicas share the busiest device; replicas on CPUs have a core each as long as it goes."""
         return 1.0 if self.gpus else float(-(-replicas // self.cores))
+
+    def cores_each(self, replicas: int) -> int:
+        """Returns how many cores each of `replicas` can have."""
+        return max(1, self.cores // replicas)
 
     def require(self, replicas: int, *, oversubscribe: bool) -> None:
         """Checks that there are devices for `replicas`.
@@ -44,8 +49,7 @@ class Machine:
 
 def this_machine() -> Machine:
     """Returns what there is."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Machine(_gpus(), cores)
+    return Machine(_gpus(), available_cores())
 
 
 def _gpus() -> int:

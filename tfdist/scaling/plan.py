@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from tfdist.errors import UsageError
+from tfdist.files import write_whole
 
 MODES = ("strong", "weak")
 _PLAN_FILE = "plan.json"
@@ -107,7 +108,7 @@ class Plan:
                 "nothing was overwritten"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(own, indent=1), encoding="utf8")
+        write_whole(path, json.dumps(own, indent=1))
 
 
 def parse_replicas(text: str) -> tuple[int, ...]:

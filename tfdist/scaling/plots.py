@@ -2,7 +2,6 @@
 
 import dataclasses
 import io
-from collections.abc import Sequence
 
 import numpy as np
 from matplotlib import rc_context
@@ -116,7 +115,7 @@ def _speedup(figure: Figure, mode: ModeResult) -> tuple[str, str]:
 
 def _efficiency(figure: Figure, mode: ModeResult) -> tuple[str, str]:
     axes = figure.subplots()
-    labels = [str(size.replicas) for size in mode.sizes]
+    labels = mode.labels
     bars = axes.bar(labels, [100 * e for e in mode.efficiencies], color=COLORS["compute"], width=0.6)
     axes.bar_label(bars, fmt="%.0f%%", color=_INK)
     axes.axhline(100, linestyle="--", color=_INK, linewidth=1)
@@ -127,7 +126,7 @@ def _efficiency(figure: Figure, mode: ModeResult) -> tuple[str, str]:
 
 def _anatomy(figure: Figure, mode: ModeResult) -> tuple[str, str]:
     axes = figure.subplots()
-    labels = _labels(mode)
+    labels = mode.labels
     bottom = np.zeros(len(labels))
     for part in PARTS:
         values = np.array([size.anatomy()[part] for size in mode.sizes])
@@ -171,11 +170,11 @@ def _stragglers(figure: Figure, mode: ModeResult) -> tuple[str, str]:
         xticks=range(len(mode.sizes)),
         yticks=range(most),
     )
-    axes.set_xticklabels(_labels(mode))
+    axes.set_xticklabels(mode.labels)
     figure.colorbar(image, label="own time / fastest worker's")
     slow = "; ".join(
         f"{label}: worker {size.slowest} is the slowest, {np.nanmax(table[:, i]):.2f} times the fastest"
-        for i, (label, size) in enumerate(zip(_labels(mode), mode.sizes, strict=True))
+        for i, (label, size) in enumerate(zip(mode.labels, mode.sizes, strict=True))
         if len(size.workers) > 1
     )
     return "Stragglers", f"Own time of each worker against the fastest: {slow}"
@@ -198,12 +197,6 @@ def _prediction(figure: Figure, mode: ModeResult) -> tuple[str, str]:
         for p, m in zip(mode.hindsight, measured, strict=True)
     )
     return "Predicted and measured", f"Step time predicted from smaller sizes, and measured: {points}"
-
-
-def _labels(mode: ModeResult) -> Sequence[str]:
-    if mode.mode != "given":
-        return [str(size.replicas) for size in mode.sizes]
-    return [f"{chr(65 + i % 26)}" for i in range(len(mode.sizes))]
 
 
 def _relative_spread(mode: ModeResult) -> float:

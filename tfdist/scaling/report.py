@@ -16,9 +16,9 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from tensorboard.plugins.image.metadata import create_summary_metadata
 from tensorboard.summary.writer.record_writer import RecordWriter
 
+from tfdist.files import write_whole
 from tfdist.scaling.plots import Plot, make_plots
 from tfdist.scaling.result import Result
-from tfdist.scaling.sizes import Size
 
 _NAMES = {
     "strong": "Strong scaling: the global batch stays",
@@ -46,35 +46,23 @@ def write_report(result: Result, folder: "str | os.PathLike[str]", names: Sequen
         "result": result,
         "plots": plots,
         "names": _NAMES,
-        "labels": {mode.mode: list(names) or [str(size.replicas) for size in mode.sizes] for mode in result.modes},
+        "labels": {mode.mode: list(names) or mode.labels for mode in result.modes},
         "provenance": [(name, _text(value)) for name, value in result.provenance.items()],
         "median": statistics.median,
-        "lag": _lag,
     }
     environment.autoescape = True
-    _write(folder / FILES[0], environment.get_template("report.html.jinja").render(values))
+    write_whole(folder / FILES[0], environment.get_template("report.html.jinja").render(values))
     environment.autoescape = False
-    _write(folder / FILES[1], environment.get_template("report.md.jinja").render(values))
-    _write(folder / FILES[2], json.dumps(result.as_dict(), indent=1) + "\n")
+    write_whole(folder / FILES[1], environment.get_template("report.md.jinja").render(values))
+    write_whole(folder / FILES[2], json.dumps(result.as_dict(), indent=1) + "\n")
     _write_tensorboard(folder / "tensorboard", plots)
     return [folder / name for name in FILES]
-
-
-def _lag(size: Size) -> float:
-    own = size.workers[size.slowest].busy_ms
-    return own - statistics.fmean(w.busy_ms for i, w in enumerate(size.workers) if i != size.slowest)
 
 
 def _text(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name} {item}" for name, item in value.items())
     return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-
-
-def _write(path: Path, text: str) -> None:
-    aside = path.with_name(f".{path.name}-{os.getpid()}")
-    aside.write_text(text, encoding="utf8")
-    os.replace(aside, path)
 
 
 def _write_tensorboard(folder: Path, plots: Sequence[Plot]) -> None:

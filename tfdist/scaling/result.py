@@ -34,6 +34,13 @@ class ModeResult:
     diagnoses: tuple[Diagnosis, ...]
 
     @property
+    def labels(self) -> list[str]:
+        """What the sizes are called: by their replicas, or runs by letters."""
+        if self.mode != "given":
+            return [str(size.replicas) for size in self.sizes]
+        return [chr(65 + i % 26) for i in range(len(self.sizes))]
+
+    @property
     def efficiencies(self) -> tuple[float, ...]:
         """Speed-up over number of replicas."""
         return tuple(s / size.replicas for s, size in zip(self.speedups, self.sizes, strict=True))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tfdist.scaling.plan import Trial
 from tfdist.telemetry.parts import PARTS
-from tfdist.telemetry.record import RunRecord, WorkerTimes
+from tfdist.telemetry.record import RunRecord, WorkerTimes, anatomy_of, lag_of, slowest_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +40,17 @@ class Size:
 
     @property
     def slowest(self) -> int:
-        """The worker that the others wait for."""
-        return max(range(len(self.workers)), key=lambda i: self.workers[i].busy_ms)
+        """See `slowest_of`."""
+        return slowest_of(self.workers)
+
+    @property
+    def lag_ms(self) -> float:
+        """See `lag_of`."""
+        return lag_of(self.workers)
 
     def anatomy(self) -> dict[str, float]:
-        """Returns the parts of a step in milliseconds, those of the slowest worker."""
-        return {part: self.workers[self.slowest].part(part) for part in PARTS}
+        """See `anatomy_of`."""
+        return anatomy_of(self.workers)
 
     @property
     def bytes_per_step(self) -> int | None:
@@ -59,6 +64,12 @@ class Size:
         if not links:
             return None
         return {name: statistics.median(link[name] for link in links) for name in links[0]}
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes per second that one replica sends in an all-reduce; None where the link was not measured."""
+        link = self.link
+        return None if link is None else 2 * (self.replicas - 1) / self.replicas * link["bytes_per_second"]
 
 
 def sizes_of(records: Mapping[Trial, RunRecord]) -> list[Size]:

@@ -117,8 +117,7 @@ def _command(plan: Plan, machine: Machine, replicas: int, flags: dict) -> list[s
         return [sys.executable, *given, "--strategy=mirrored", f"--num_devices={replicas}"]
     # Replicas on CPUs are workers with cores of their own; one process with several would share one queue of work.
     # All sizes have the same cores for each, or one replica would be a larger device than one of two.
-    each = max(1, machine.cores // plan.replicas[-1])
-    pin = [f"--pin={each}"] if hasattr(os, "sched_setaffinity") else []
+    pin = [f"--pin={machine.cores_each(plan.replicas[-1])}"] if hasattr(os, "sched_setaffinity") else []
     return [sys.executable, "-m", "tfdist.cli", "launch", f"--workers={replicas}", *pin, *given]
 
 

@@ -6,10 +6,9 @@ from typing import Any
 
 import keras
 
-from tfdist.errors import UsageError
 from tfdist.telemetry.options import TelemetryOptions
 from tfdist.telemetry.watch import Telemetry
-from tfdist.training.runner import Runner
+from tfdist.training.runner import Runner, runner_of
 
 
 class ScalingCallback(keras.callbacks.Callback):
@@ -55,10 +54,7 @@ class ScalingCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begins to watch `fit`."""
-        runner = getattr(getattr(self.model.fit, "__self__", None), "runner", None)
-        if runner is None:
-            raise UsageError("ScalingCallback needs a model that tfdist.prepare has prepared")
-        self.on_loop_begin(runner)
+        self.on_loop_begin(runner_of(self.model, "ScalingCallback"))
 
     def on_train_end(self, logs: Any = None) -> None:
         """Writes the last figures."""

@@ -23,11 +23,16 @@ def provenance() -> dict[str, Any]:
         "versions": {"python": platform.python_version(), **installed_versions(_PACKAGES)},
         "host": platform.node(),
         "system": platform.platform(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": available_cores(),
         "devices": [gpu.get("device_name", "GPU") for gpu in gpus] or ["CPU"],
         "command": shlex.join(sys.argv),
         "commit": _commit(),
     }
+
+
+def available_cores() -> int:
+    """Returns how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _commit() -> str | None:

@@ -4,11 +4,12 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tfdist.errors import UsageError
+from tfdist.files import write_whole
 from tfdist.telemetry.parts import PARTS
 
 FILE_NAME = "tfdist-run.json"
@@ -99,14 +100,13 @@ class RunRecord:
 
     @property
     def slowest(self) -> int:
-        """The worker that the others wait for."""
-        return max(range(len(self.workers)), key=lambda i: self.workers[i].busy_ms)
+        """See `slowest_of`."""
+        return slowest_of(self.workers)
 
     @property
     def lag_ms(self) -> float:
-        """By how much the slowest worker is behind the mean of the others; 0 for one worker."""
-        others = [w.busy_ms for i, w in enumerate(self.workers) if i != self.slowest]
-        return self.workers[self.slowest].busy_ms - sum(others) / len(others) if others else 0.0
+        """See `lag_of`."""
+        return lag_of(self.workers)
 
     @property
     def goodput(self) -> float:
@@ -116,18 +116,34 @@ class RunRecord:
         return stepping / total if total else 0.0
 
     def anatomy(self) -> dict[str, float]:
-        """Returns each of PARTS in milliseconds as the job sees it: those of the slowest worker.
-
-        The others' communication holds their waiting for it; its own is the least that all have.
-        """
-        return {part: self.workers[self.slowest].part(part) for part in PARTS}
+        """See `anatomy_of`."""
+        return anatomy_of(self.workers)
 
     def write(self, folder: "str | os.PathLike[str]") -> None:
         """Writes the record into `folder`; the file appears whole or not at all."""
-        path = Path(folder) / FILE_NAME
-        aside = path.with_name(f".{FILE_NAME}-{os.getpid()}")
-        aside.write_text(json.dumps({"format": _FORMAT, **dataclasses.asdict(self)}, indent=1), encoding="utf8")
-        os.replace(aside, path)
+        text = json.dumps({"format": _FORMAT, **dataclasses.asdict(self)}, indent=1)
+        write_whole(Path(folder) / FILE_NAME, text)
+
+
+def slowest_of(workers: Sequence[WorkerTimes]) -> int:
+    """Returns the worker that the others wait for."""
+    return max(range(len(workers)), key=lambda i: workers[i].busy_ms)
+
+
+def lag_of(workers: Sequence[WorkerTimes]) -> float:
+    """Returns by how many ms the slowest worker is behind the mean of the others; 0 for one worker."""
+    slowest = slowest_of(workers)
+    others = [worker.busy_ms for i, worker in enumerate(workers) if i != slowest]
+    return workers[slowest].busy_ms - sum(others) / len(others) if others else 0.0
+
+
+def anatomy_of(workers: Sequence[WorkerTimes]) -> dict[str, float]:
+    """Returns each of PARTS in milliseconds as the job sees it: those of the slowest worker.
+
+    The others' communication holds their waiting for it; its own is the least that all have.
+    """
+    slowest = workers[slowest_of(workers)]
+    return {part: slowest.part(part) for part in PARTS}
 
 
 def read_record(folder: "str | os.PathLike[str]") -> RunRecord:

@@ -2,10 +2,10 @@
 
 import json
 import os
-from pathlib import Path
 
 import numpy as np
 
+from tfdist.files import write_whole
 from tfdist.telemetry.anatomy import StepParts
 
 COLUMNS = 5
@@ -42,9 +42,7 @@ def write_trace(path: "str | os.PathLike[str]", first_step: int, workers: np.nda
             for name, begin, end in zip(names, step, step[1:], strict=False):
                 events.append(_event(name, worker, begin - start, end - start))
     text = json.dumps({"displayTimeUnit": "ms", "traceEvents": events})
-    aside = Path(path).with_name(f".{Path(path).name}-{os.getpid()}")
-    aside.write_text(text, encoding="utf8")
-    os.replace(aside, path)
+    write_whole(path, text)
 
 
 def _named(what: str, worker: int, name: str) -> dict:

@@ -130,8 +130,9 @@ class Telemetry:
             step_s = rows[:, 1:_SUMS].sum() / rows[:, 0].sum()
             self._every = max(_FIRST_AFTER, min(round(_EVERY_S / max(step_s, 1e-6)), 100_000))
         if self._runner.chief:
-            self._record(finished=False).write(self._options.log_dir)
-            self._write_scalars(_workers(sums, peaks), times.total)
+            record = self._record(finished=False)
+            record.write(self._options.log_dir)
+            self._write_scalars(record, _workers(sums, peaks), times.total)
 
     def _record(self, *, finished: bool) -> RunRecord:
         workers = _workers(self._sums, self._peaks)
@@ -166,14 +167,13 @@ class Telemetry:
             return None
         return self._flops * self._global_batch / (step_ms / 1e3) / (peak * 1e12 * self._replicas)
 
-    def _write_scalars(self, workers: tuple[WorkerTimes, ...], totals: np.ndarray) -> None:
+    def _write_scalars(self, record: RunRecord, workers: tuple[WorkerTimes, ...], totals: np.ndarray) -> None:
         if self._writer is None:
             hparams = {"replicas": self._replicas, "workers": self._runner.num_workers, "hook": self._hook.name}
             hparams |= {"transport": self._hook.transport.name, "global_batch_size": self._global_batch or 0}
             self._writer = ScalingWriter(self._options.log_dir, {**hparams, **(self._options.hparams or {})})
         step_ms = 1e3 * float(totals.mean())
         per_second = None if self._global_batch is None else 1e3 * self._global_batch / step_ms
-        record = self._record(finished=False)
         report = self._hook.report
         scalars = {
             "scaling/examples_per_second": per_second,

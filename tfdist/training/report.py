@@ -40,12 +40,10 @@ class Activity:
 
     Attributes:
         kind: what; an agreement is that of the workers on whether to stop.
-        began: when it began, in seconds since 1970.
         seconds: how long it took.
     """
 
     kind: Literal["agreement", "evaluation", "save"]
-    began: float
     seconds: float
 
 

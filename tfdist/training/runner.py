@@ -102,7 +102,7 @@ class Runner:
         began = time.time()
         yield
         for watcher in self._watchers:
-            watcher(Activity(kind, began, time.time() - began))
+            watcher(Activity(kind, time.time() - began))
 
     def _connect_hook(self) -> None:
         def agree(value: int) -> int:
@@ -327,6 +327,18 @@ class Runner:
         if self.strategy.num_replicas_in_sync == 1:
             return value(tf.distribute.experimental.ValueContext(0, 1)), spec
         return self.strategy.experimental_distribute_values_from_function(value), spec
+
+
+def runner_of(model: keras.Model, who: str) -> Runner:
+    """Returns the runner that `tfdist.prepare` has given `model`.
+
+    Raises:
+        UsageError: the model is not prepared; it names `who` needs it.
+    """
+    runner = getattr(getattr(model.fit, "__self__", None), "runner", None)
+    if runner is None:
+        raise UsageError(f"{who} needs a model that tfdist.prepare has prepared")
+    return runner
 
 
 def one_run(attribute: str) -> Callable:

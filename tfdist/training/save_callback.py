@@ -7,6 +7,7 @@ import keras
 
 from tfdist.errors import UsageError
 from tfdist.training.checkpoint import RESUME, Checkpoints
+from tfdist.training.runner import runner_of
 
 
 class SaveCheckpoints(keras.callbacks.Callback):
@@ -41,11 +42,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restores the newest checkpoint."""
-        methods = getattr(self.model.fit, "__self__", None)
-        runner = getattr(methods, "runner", None)
-        if runner is None:
-            raise UsageError("SaveCheckpoints needs a model that tfdist.prepare has prepared")
-        self._runner = runner
+        self._runner = runner = runner_of(self.model, "SaveCheckpoints")
         self._checkpoints = Checkpoints(
             self.directory, self.model, runner.strategy, hook=runner.options.hook, keep=self.keep
         )

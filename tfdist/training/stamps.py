@@ -9,8 +9,8 @@ import tensorflow as tf
 def stamp(after: Any) -> tf.Tensor:
     """Returns the time at which all of `after` was there, as a float64 scalar: seconds since 1970.
 
-    It costs one small operation. Operations of a GPU count as done when they are in its
-    queue; there a copy of one number to the host, which the queue makes last, tells when they have really ended.
+    It costs one small operation. Operations of a GPU count as done when they are in its queue; there a copy of one
+    number to the host, which the queue makes last, tells when they have really ended.
 
     Args:
         after: tensors, nested; may be none, which gives the time at which the step gets there.

@@ -5,6 +5,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import UsageError
+from tfdist.training.runner import runner_of
 
 
 class StopAtStep(keras.callbacks.Callback):
@@ -27,9 +28,7 @@ class StopAtStep(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Tells the loop where to end."""
-        self._runner = getattr(getattr(self.model.fit, "__self__", None), "runner", None)
-        if self._runner is None:
-            raise UsageError("StopAtStep needs a model that tfdist.prepare has prepared")
+        self._runner = runner_of(self.model, "StopAtStep")
         self._runner.last_step = self.step
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:

@@ -97,7 +97,7 @@ def clip_by_global_norm(gradients: Sequence[Any], bound: tf.Tensor) -> list[Any]
     A norm that is not finite gives gradients that are not finite, which loss scaling then skips.
     Reference: Pascanu et al., On the difficulty of training recurrent neural networks, 2013.
     """
-    dense = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
+    dense = [_values(g) for g in gradients if g is not None]
     squares = [tf.reduce_sum(tf.square(tf.cast(g, tf.float32))) for g in dense]
     norm = tf.sqrt(tf.add_n(squares))
     factor = bound * tf.minimum(1.0 / norm, 1.0 / bound) + (norm - norm)

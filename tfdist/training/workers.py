@@ -17,12 +17,17 @@ def gathered(strategy: tf.distribute.Strategy, value: int) -> list[int]:
     """Returns `value` of every worker, in worker order. Every worker must call it."""
     if num_workers(strategy) == 1:
         return [value]
-    if strategy not in _gatherers:
-        _gatherers[strategy] = _gatherer(strategy)
-    pairs = _gatherers[strategy](tf.constant([[worker_index(strategy), value]], tf.int64)).numpy()
+    pairs = _gathered_rows(strategy, np.array([[worker_index(strategy), value]], np.int64))
     # Several replicas of one worker say the same, in whichever order.
     by_worker = {int(worker): int(held) for worker, held in pairs}
     return [by_worker[worker] for worker in range(num_workers(strategy))]
+
+
+def _gathered_rows(strategy: tf.distribute.Strategy, rows: np.ndarray) -> np.ndarray:
+    """Returns the int64 rows of all replicas, one replica after the other."""
+    if strategy not in _gatherers:
+        _gatherers[strategy] = _gatherer(strategy)
+    return _gatherers[strategy](tf.constant(rows)).numpy()
 
 
 def _gatherer(strategy: tf.distribute.Strategy) -> Any:
@@ -47,12 +52,10 @@ def gathered_numbers(strategy: tf.distribute.Strategy, values: Sequence[float]) 
     own = np.asarray(values, np.float64)
     if num_workers(strategy) == 1:
         return own[None]
-    if strategy not in _gatherers:
-        _gatherers[strategy] = _gatherer(strategy)
     # As whole numbers, which is what travels there; a gather for floats would be one more function to trace.
     bits = own.view(np.int64)
     rows = np.stack([np.full_like(bits, worker_index(strategy)), bits], axis=1)
-    pairs = _gatherers[strategy](tf.constant(rows)).numpy().reshape(-1, len(own), 2)
+    pairs = _gathered_rows(strategy, rows).reshape(-1, len(own), 2)
     by_worker = {int(part[0, 0]): part[:, 1].copy().view(np.float64) for part in pairs}
     return np.stack([by_worker[worker] for worker in range(num_workers(strategy))])
 
