@@ -41,11 +41,11 @@ def test_a_straggler_is_named_with_its_lag(job):
     x, y = regression(40)
     model = prepared(job)
     if job.stock:
-        model.fit(x, y, batch_size=4, epochs=3, verbose=0, shuffle=False)
+        model.fit(x, y, batch_size=4, epochs=9, verbose=0, shuffle=False)
         return {"weights": model.get_weights()}
-    telemetry = tfdist.ScalingCallback(job.folder / "log", every=10, trace_steps=(11, 16))
+    telemetry = tfdist.ScalingCallback(job.folder / "log", every=30, trace_steps=(11, 16))
     pause = Pause(0.015 if job.index == 1 else 0.0)
-    model.fit(x, y, batch_size=4, epochs=3, verbose=0, shuffle=False, callbacks=[telemetry, pause])
+    model.fit(x, y, batch_size=4, epochs=9, verbose=0, shuffle=False, callbacks=[telemetry, pause])
     if job.chief:
         record = read_record(job.folder / "log")
         assert record.finished and record.num_workers == job.num_workers == len(record.workers)

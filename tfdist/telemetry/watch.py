@@ -3,6 +3,8 @@
 import collections
 import hashlib
 import os
+import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +65,11 @@ class Telemetry:
         self._flops = flops_per_example(runner.model)
         self._tokens = _tokens_per_example(runner.model)
         self._writer: ScalingWriter | None = None
+        self._has_hparams = False
         if runner.chief:
             os.makedirs(options.log_dir, exist_ok=True)
             _keep_earlier(Path(options.log_dir))
+            self._writer = ScalingWriter(options.log_dir)
         self._profile_if_due(self._step)
 
     def __call__(self, event: "StepReport | Activity") -> None:
@@ -90,8 +94,6 @@ class Telemetry:
         if event.step >= self._due and self._pending:
             self._flush()
             self._due = event.step + (self._every or _FIRST_AFTER)
-            # What the gather took is no overhead of the training's own.
-            self._previous_end = None
 
     def finish(self) -> None:
         """Writes what is left, and ends the record."""
@@ -118,9 +120,7 @@ class Telemetry:
         times = StepParts.joined([dissect(*pending) for pending in self._pending])
         self._pending.clear()
         own = [len(times.total), *(getattr(times, part).sum() for part in ("input", "compute", "communication"))]
-        rows = gathered_numbers(
-            self._runner.strategy, [*own, times.overhead.sum(), peak_memory_mb(), *times.ready.sum(axis=0)]
-        )
+        rows = self._gathered([*own, times.overhead.sum(), peak_memory_mb(), *times.ready.sum(axis=0)])
         peaks, sums = rows[:, _SUMS], np.delete(rows, _SUMS, axis=1)
         self._sums = sums if self._sums is None else self._sums + sums
         self._peaks = peaks if self._peaks is None else np.maximum(peaks, self._peaks)
@@ -133,6 +133,16 @@ class Telemetry:
             record = self._record(finished=False)
             record.write(self._options.log_dir)
             self._write_scalars(record, _workers(sums, peaks), times.total)
+
+    def _gathered(self, values: Sequence[float]) -> np.ndarray:
+        """Returns `values` of all workers.
+
+        For all of them the next step begins to count when they part again. What the chief then writes is its overhead:
+        the others wait for it.
+        """
+        rows = gathered_numbers(self._runner.strategy, values)
+        self._previous_end = time.time()
+        return rows
 
     def _record(self, *, finished: bool) -> RunRecord:
         workers = _workers(self._sums, self._peaks)
@@ -168,10 +178,11 @@ class Telemetry:
         return self._flops * self._global_batch / (step_ms / 1e3) / (peak * 1e12 * self._replicas)
 
     def _write_scalars(self, record: RunRecord, workers: tuple[WorkerTimes, ...], totals: np.ndarray) -> None:
-        if self._writer is None:
+        if not self._has_hparams:
+            self._has_hparams = True
             hparams = {"replicas": self._replicas, "workers": self._runner.num_workers, "hook": self._hook.name}
             hparams |= {"transport": self._hook.transport.name, "global_batch_size": self._global_batch or 0}
-            self._writer = ScalingWriter(self._options.log_dir, {**hparams, **(self._options.hparams or {})})
+            self._writer.write_hparams({**hparams, **(self._options.hparams or {})})
         step_ms = 1e3 * float(totals.mean())
         per_second = None if self._global_batch is None else 1e3 * self._global_batch / step_ms
         report = self._hook.report
@@ -221,7 +232,7 @@ class Telemetry:
         self._trace = None
         if not len(steps):
             return
-        rows = gathered_numbers(self._runner.strategy, steps.reshape(-1))
+        rows = self._gathered(steps.reshape(-1))
         if self._runner.chief:
             path = Path(self._options.log_dir) / "trace.json"
             write_trace(path, self._first_traced, rows.reshape(len(rows), -1, COLUMNS))

@@ -47,16 +47,19 @@ class ScalingWriter:
 
     Args:
         log_dir: the folder.
-        hparams: what runs of a sweep are compared by.
     """
 
-    def __init__(self, log_dir: "str | os.PathLike[str]", hparams: Mapping[str, Any]):
+    def __init__(self, log_dir: "str | os.PathLike[str]"):
         self._writer = tf.summary.create_file_writer(os.fspath(log_dir))
         with self._writer.as_default(step=0), _recorded():
             # TensorBoard's own summary for the layout is one of TensorFlow 1; its content is what counts.
             layout = custom_scalar.pb(_layout()).value[0]
             content = tf.make_ndarray(layout.tensor)
             tf.summary.write(layout.tag, tf.constant(content), metadata=layout.metadata)
+
+    def write_hparams(self, hparams: Mapping[str, Any]) -> None:
+        """Writes what runs of a sweep are compared by."""
+        with self._writer.as_default(step=0), _recorded():
             hparams_api.hparams(dict(hparams))
 
     def write(self, step: int, scalars: Mapping[str, "float | None"]) -> None:
