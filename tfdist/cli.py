@@ -79,14 +79,16 @@ def _launch(arguments: list[str]) -> int:
 
     parser = _Parser(
         prog="tfdist launch",
-        usage="tfdist launch --workers=N [--mpi] [--pin=CORES] [--log_dir=DIR] [--start_port=PORT] SCRIPT [ARGS...]",
+        usage="tfdist launch --workers=N [--max_restarts=K] [OPTIONS...] SCRIPT [ARGS...]",
         description="Runs a Python script in N worker processes on this machine, with TF_CONFIG set for "
         "each.\nEverything after SCRIPT goes to the script as it is.",
         epilog="What a worker prints comes out with '[worker 1] ' before each line. When a worker fails the "
         "others\nare ended, and the last lines of the one that failed first are printed last. Ctrl-C and "
         "SIGTERM are passed\non to all workers; a second one kills them.\n\n"
-        "exit code: 0 if all workers exited with 0; 2 if the first that failed exited with 2 (wrong use); "
-        "128 plus\nthe signal's number if a signal ended the job; else 1.\n\n"
+        "With --max_restarts, a job that failed is started again, and goes on at its newest checkpoint.\n\n"
+        "exit code: 0 if all workers exited with 0; 2 if the first that failed exited with 2 (wrong use); 75 if\n"
+        "the workers were asked to stop and saved all; 128 plus the signal's number if a signal ended the job; "
+        "else 1.\n\n"
         "example: tfdist launch --workers=2 scripts/train.py --strategy=multi_worker --model=digits_cnn",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -108,6 +110,27 @@ def _launch(arguments: list[str]) -> int:
         type=int,
         help="worker i gets PORT + i (default: free ports are picked)",
     )
+    parser.add_argument(
+        "--max_restarts",
+        metavar="K",
+        type=int,
+        default=0,
+        help="start the job again after a failure, at most K times without progress between (default: 0)",
+    )
+    parser.add_argument(
+        "--restart_window",
+        metavar="SECONDS",
+        type=float,
+        default=3600.0,
+        help="restarts that are longer ago do not count (default: 3600)",
+    )
+    parser.add_argument(
+        "--hang_timeout",
+        metavar="SECONDS",
+        type=float,
+        default=30.0,
+        help="a worker that is silent, or whose step does not move, for so long has failed (default: 30)",
+    )
     first = _end_of_options(arguments)
     try:
         options = parser.parse_args(arguments[:first])
@@ -125,6 +148,9 @@ def _launch(arguments: list[str]) -> int:
         pin=options.pin,
         log_dir=options.log_dir,
         start_port=options.start_port,
+        max_restarts=options.max_restarts,
+        restart_window=options.restart_window,
+        hang_timeout=options.hang_timeout,
     )
 
 

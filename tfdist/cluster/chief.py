@@ -91,7 +91,7 @@ def _judge(hellos: list[Hello], conflict: str | None, *, time_is_up: bool) -> Re
     if missing:
         return Reply(peer_error=_describe_missing(hellos, missing))
     seeds = [hello.seed for hello in hellos if hello.seed is not None]
-    return Reply(seed=seeds[0] if seeds else secrets.randbits(31))
+    return Reply(seed=seeds[0] if seeds else secrets.randbits(31), monitor=own.monitor)
 
 
 def _describe_missing(hellos: list[Hello], missing: list[int]) -> str:

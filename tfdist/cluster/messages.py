@@ -12,7 +12,7 @@ from tfdist.errors import PeerError, UsageError
 MAX_LINE_BYTES = 1 << 20
 """The longest line that either side reads; about 30,000 workers."""
 
-_PROTOCOL = "tfdist-rendezvous-1"
+_PROTOCOL = "tfdist-rendezvous-2"
 _PACKAGES = ("tensorflow", "keras", "tfdist")
 
 
@@ -38,6 +38,7 @@ class Hello:
         timeout_s: How long it waits for the others in all.
         left_s: How much of that is left.
         versions: The versions it runs, by package.
+        monitor: Where the workers hear of each other while they train; worker 0 may say so.
     """
 
     index: int
@@ -46,6 +47,7 @@ class Hello:
     timeout_s: float
     left_s: float
     versions: dict[str, str] = field(default_factory=installed_versions)
+    monitor: str | None = None
 
     def to_line(self) -> bytes:
         """Returns the line to send."""
@@ -66,6 +68,7 @@ class Hello:
             return None
         index, workers, seed = data.get("index"), data.get("workers"), data.get("seed")
         times, versions = (data.get("timeout_s"), data.get("left_s")), data.get("versions")
+        monitor = data.get("monitor")
         well_formed = (
             _is_int(index)
             and isinstance(workers, list)
@@ -75,8 +78,9 @@ class Hello:
             and all(isinstance(time, int | float) and 0 <= time < sys.maxsize for time in times)
             and isinstance(versions, dict)
             and all(isinstance(value, str) for value in versions.values())
+            and (monitor is None or isinstance(monitor, str))
         )
-        return cls(index, tuple(workers), seed, *times, versions) if well_formed else None
+        return cls(index, tuple(workers), seed, *times, versions, monitor) if well_formed else None
 
 
 @dataclass(frozen=True)
@@ -87,11 +91,13 @@ class Reply:
         seed: The agreed seed; None if there is an error.
         usage_error: The message, if the job was started wrongly.
         peer_error: The message, if a worker did not come up.
+        monitor: Where the workers hear of each other while they train, if worker 0 says so.
     """
 
     seed: int | None = None
     usage_error: str | None = None
     peer_error: str | None = None
+    monitor: str | None = None
 
     def to_line(self) -> bytes:
         """Returns the line to send."""
@@ -111,11 +117,12 @@ class Reply:
         if data is None:
             return None
         seed, errors = data.get("seed"), (data.get("usage_error"), data.get("peer_error"))
-        if not all(error is None or isinstance(error, str) for error in errors):
+        texts = (*errors, data.get("monitor"))
+        if not all(text is None or isinstance(text, str) for text in texts):
             return None
         if not _is_int(seed) and not any(errors):
             return None
-        return cls(seed, *errors)
+        return cls(seed, *texts)
 
     def agreed_seed(self) -> int:
         """Returns the seed.

@@ -33,12 +33,16 @@ class Agreement:
 
     Attributes:
         seed: The seed of the job, the same on every worker.
+        monitor: What worker 0 gave to `rendezvous`.
     """
 
     seed: int
+    monitor: str | None = None
 
 
-def rendezvous(cluster: Cluster, *, timeout_s: float = 120.0, seed: int | None = None) -> Agreement:
+def rendezvous(
+    cluster: Cluster, *, timeout_s: float = 120.0, seed: int | None = None, monitor: str | None = None
+) -> Agreement:
     """Meets the other workers of the job; every worker calls this before TensorFlow's server starts.
 
     All sockets are closed on return. Connections from anyone else are ignored. A job of one worker agrees
@@ -50,6 +54,7 @@ def rendezvous(cluster: Cluster, *, timeout_s: float = 120.0, seed: int | None =
         timeout_s: The longest time to wait for the others. The shortest of the workers' counts.
         seed: The seed this worker was given, 0 to 2**32 - 1; None takes that of the others. If none was given
             one, worker 0 draws a random one of 31 bits.
+        monitor: Where the workers are to hear of each other while they train; that of worker 0 is told to all.
 
     Returns:
         The agreement, the same on every worker.
@@ -65,12 +70,12 @@ def rendezvous(cluster: Cluster, *, timeout_s: float = 120.0, seed: int | None =
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= _MAX_SEED):
         raise UsageError(f"seed={shorten(seed)} has to be an integer from 0 to {_MAX_SEED}, or None")
     if cluster.num_workers == 1:
-        return Agreement(secrets.randbits(31) if seed is None else seed)
+        return Agreement(secrets.randbits(31) if seed is None else seed, monitor)
     deadline = time.monotonic() + timeout_s
     with closing(listen(cluster.address, cluster.index)) as server:
-        own = Hello(cluster.index, cluster.workers, seed, timeout_s, left_s=timeout_s)
+        own = Hello(cluster.index, cluster.workers, seed, timeout_s, left_s=timeout_s, monitor=monitor)
         reply = collect(server, own) if cluster.is_chief else _ask_chief(own, deadline)
-    return Agreement(reply.agreed_seed())
+    return Agreement(reply.agreed_seed(), reply.monitor)
 
 
 def _ask_chief(own: Hello, deadline: float) -> Reply:
