@@ -60,9 +60,8 @@ def check_tensorflow(facts: Mapping[int, Facts]) -> Finding:
     if blind:
         fix = "Install TensorFlow's CUDA libraries with pip install 'tfdist[gpu]', or set CUDA_VISIBLE_DEVICES=-1."
         return Finding.failed("tensorflow", sides(blind), fix)
-    return Finding.ok(
-        "tensorflow", "can be imported" + (" and sees every GPU" if any(f.gpus for f in facts.values()) else "")
-    )
+    seen = any(found.gpus for found in facts.values())
+    return Finding.ok("tensorflow", "can be imported, and sees every GPU" if seen else "can be imported; no GPUs here")
 
 
 def check_devices(facts: Mapping[int, Facts]) -> Finding:

@@ -116,15 +116,22 @@ def _difference(first: int, ours: Contents, index: int, theirs: Contents) -> str
         return sides({first: ours.kind, index: theirs.kind})
     a = {name: (size, digest) for name, size, digest in ours.files}
     b = {name: (size, digest) for name, size, digest in theirs.files}
-    said = [f"worker {index} lacks {name}" for name in a if name not in b]
-    said += [f"worker {first} lacks {name}" for name in b if name not in a]
-    for name in a:
-        if name in b and a[name][0] != b[name][0]:
-            said.append(f"{name} has {a[name][0]} bytes on worker {first} and {b[name][0]} on worker {index}")
-        elif name in b and a[name] != b[name]:
-            said.append(f"the content of {name} is not the same on workers {first} and {index}")
-    rest = [f"and {len(said) - _SHOWN} more"] if len(said) > _SHOWN else []
-    return joined(said[:_SHOWN] + rest)
+    lacking = {index: [name for name in a if name not in b], first: [name for name in b if name not in a]}
+    said = [f"worker {who} lacks {_some(names)}" for who, names in lacking.items() if names]
+    sizes = [name for name in a if name in b and a[name][0] != b[name][0]]
+    if sizes:
+        name = sizes[0]
+        more = f", and {len(sizes) - 1} more sizes differ" if len(sizes) > 1 else ""
+        said.append(f"{name} has {a[name][0]} bytes on worker {first} and {b[name][0]} on worker {index}{more}")
+    changed = [name for name in a if name in b and name not in sizes and a[name] != b[name]]
+    if changed:
+        said.append(f"the content is not the same on workers {first} and {index} of {_some(changed)}")
+    return joined(said or ["the order of the files differs"])
+
+
+def _some(names: list[str]) -> str:
+    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + rest
 
 
 def _describe(there: Contents) -> str:

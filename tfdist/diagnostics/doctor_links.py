@@ -197,7 +197,7 @@ def check_links(links: Sequence[Link], broken: Sequence[str], wanted: int) -> Fi
         return Finding.ok("links", said)
     slow = sorted(slow, key=lambda link: link.mb_per_s)[:_SHOWN]
     named = [f"{link.source} to {link.target}: {link.mb_per_s:.4g} MB/s, {link.latency_ms:.3g} ms" for link in slow]
-    fix = "Look at the cables, ports and other users of the machines that these links share, or leave them out of the job."
+    fix = "Look at cables, switch ports and other users of the machines that these links share, or leave them out."
     return Finding.warning("links", joined([said, *named]), fix)
 
 
