@@ -81,7 +81,7 @@ def contents(spec: str) -> Contents:
         path = rest.rpartition(",seq_len=")[0] if ",seq_len=" in rest else rest
         return _files(spec, path, [path])
     if name == "tfrecord" and colon:
-        return _files(spec, rest, glob.glob(rest, recursive=True))
+        return _files(spec, rest, [match for match in glob.glob(rest, recursive=True) if os.path.isfile(match)])
     if _FUNCTION.fullmatch(spec) and not os.path.exists(spec):
         return _function(name)
     return _files(spec, spec, [spec] if os.path.exists(spec) else glob.glob(spec, recursive=True))
@@ -148,15 +148,14 @@ def _describe(there: Contents) -> str:
 
 
 def _files(spec: str, root: str, matches: list[str]) -> Contents:
-    """Returns what lies at `matches`: files, and all files within folders; names are those below their folder."""
-    found: list[tuple[str, Path]] = []
-    for match in sorted(matches):
-        path = Path(match)
-        if path.is_dir() and (len(matches) == 1 or "**" not in root):
-            below = path if len(matches) == 1 else path.parent
-            found += [(str(p.relative_to(below)), p) for p in sorted(path.rglob("*")) if p.is_file()]
-        elif path.is_file():
-            found.append((os.path.relpath(path, _fixed_part(root)), path))
+    """Returns what lies at `matches`: files, and all files within folders.
+
+    Names are relative to `root` where that is a folder, else to the folder in which its wildcards begin, so that
+    workers may have the same files in different places.
+    """
+    base = root if os.path.isdir(root) else _fixed_part(root)
+    paths = [path for match in matches for path in ([Path(match)] if os.path.isfile(match) else Path(match).rglob("*"))]
+    found = sorted({os.path.relpath(path, base): path for path in paths if path.is_file()}.items())
     if not found:
         what = "is an empty folder" if os.path.isdir(root) else "names no file here"
         return Contents("files", error=f"--data={spec} {what}")

@@ -318,16 +318,14 @@ class _Team:
         folders = {index: str(answer.get("folder", "")) for index, answer in marked.items()}
         errors = {index: str(answer["error"]) for index, answer in marked.items() if answer.get("error")}
         seen: dict[int, list[int]] = {}
-        try:
-            deadline = time.monotonic() + _SEEN_S
-            while all(folders.values()) and not errors:
-                seen = {i: list(answer.get("seen", ())) for i, answer in self._ask({"op": "seen"}, wait).items()}
-                if time.monotonic() > deadline or all(set(folders) <= set(found) for found in seen.values()):
-                    break
-                time.sleep(0.2)
-        finally:
-            self._ask({"op": "sweep"}, wait, list(self._channels))
-            self._worker.sweep()  # last, as it removes the folder if it has made it
+        deadline = time.monotonic() + _SEEN_S
+        while all(folders.values()) and not errors:
+            seen = {i: list(answer.get("seen", ())) for i, answer in self._ask({"op": "seen"}, wait).items()}
+            if time.monotonic() > deadline or all(set(folders) <= set(found) for found in seen.values()):
+                break
+            time.sleep(0.2)
+        self._ask({"op": "sweep"}, wait, list(self._channels))
+        self._worker.sweep()  # last, as it removes the folder if it has made it
         return check_folder(folders, errors, seen)
 
     def _data(self) -> Finding:
