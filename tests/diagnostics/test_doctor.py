@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -64,11 +65,17 @@ def results(report: Report) -> dict[str, tuple[Status, str]]:
     return {finding.check: (finding.status, finding.found) for finding in report.findings}
 
 
-def start(where: tuple[str, ...], index: int, *arguments: str, prefix: tuple[str, ...] = ()) -> subprocess.Popen:
+def start(
+    where: tuple[str, ...],
+    index: int,
+    *arguments: str,
+    prefix: tuple[str, ...] = (),
+    variables: "dict[str, str] | None" = None,
+) -> subprocess.Popen:
     config = json.dumps({"cluster": {"worker": where}, "task": {"type": "worker", "index": index}})
     return subprocess.Popen(
         [*prefix, *_COMMAND, *arguments],
-        env={**os.environ, "TF_CONFIG": config},
+        env={**os.environ, **(variables or {}), "TF_CONFIG": config},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -117,12 +124,16 @@ def test_two_workers_that_it_starts_itself(tmp_path):
 
 
 def test_three_workers_of_a_job_with_planted_faults(tmp_path):
-    """Worker 1 has other data, worker 2 another folder of the same kind; all three end with exit code 1."""
+    """Worker 1 has other data, worker 2 another folder and another NumPy; all three end with exit code 1."""
     for name in ("good", "bad"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "x.bin").write_bytes(name[:1].encode() * (3 << 20))
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
+    info = tmp_path / "packages" / "numpy-1.2.3.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: numpy\nVersion: 1.2.3\n")
+    first = {"PYTHONPATH": os.pathsep.join((str(info.parent), os.environ["PYTHONPATH"]))}
     where = addresses(3)
     report = tmp_path / "report.json"
     workers = [
@@ -132,18 +143,25 @@ def test_three_workers_of_a_job_with_planted_faults(tmp_path):
             f"--data={tmp_path / data}/*.bin",
             f"--checkpoint_dir={tmp_path / folder}",
             f"--json={report}",
+            variables=first if index == 2 else {},
         )
         for index, (data, folder) in enumerate([("good", "one"), ("bad", "one"), ("good", "two")])
     ]
     (code, shown), *others = finish(workers)
     assert code == 1 and others == [(1, ""), (1, "")]  # worker 0 speaks for all
     found = {line["check"]: line for line in json.loads(report.read_text())["findings"]}
-    assert {name for name, line in found.items() if line["status"] == "failed"} == {"checkpoint_dir", "data"}
+    assert {name for name, line in found.items() if line["status"] == "failed"} == {
+        "versions",
+        "checkpoint_dir",
+        "data",
+    }
+    there = version("numpy")
+    assert found["versions"]["found"] == f"numpy differs (workers 0, 1: {there}; worker 2: 1.2.3)"
     assert found["data"]["found"] == "the content is not the same on workers 0 and 1 of x.bin"
     said = found["checkpoint_dir"]["found"]
     assert "worker 0 does not see the file of worker 2; worker 1 does not see the file of worker 2" in said
     assert "worker 2 does not see the file of workers 0, 1" in said
-    assert "data (failed): Copy the data anew" in shown and "2 of 13 checks failed" in shown
+    assert "data (failed): Copy the data anew" in shown and "3 of 14 checks failed" in shown
     assert list((tmp_path / "one").iterdir()) == list((tmp_path / "two").iterdir()) == []
 
 
@@ -210,6 +228,7 @@ def test_workers_with_different_lists():
     for report in (ours, theirs):
         status, said = results(report)["workers"]
         assert status is Status.FAILED and "have different lists of workers" in said
+        assert "come up" not in said
 
 
 def test_a_folder_that_cannot_be_written_and_missing_data(tmp_path):

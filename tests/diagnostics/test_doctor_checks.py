@@ -9,7 +9,7 @@ from tfdist.diagnostics import doctor_links as links
 from tfdist.diagnostics.doctor_facts import Facts, unmet
 from tfdist.diagnostics.doctor_report import Link, Status
 from tfdist.diagnostics.doctor_topology import check_collective, parse_topology
-from tfdist.diagnostics.probes import Gpu, Space, listed_gpus, visible_gpus
+from tfdist.diagnostics.probes import Gpu, Space, listed_gpus, used_memory, visible_gpus
 from tfdist.errors import PeerError
 
 _VERSIONS = {"tensorflow": "2.21.0", "keras": "3.15.1", "tfdist": "0.1.0", "numpy": "2.4.0", "mpi4py": "4.1.0"}
@@ -46,7 +46,8 @@ _ONE = "\t\x1b[4mGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\nGPU0\t X
 
 def test_nothing_is_wrong_with_equal_workers():
     for facts in ({0: _CPU}, {0: _CPU, 1: _CPU}):
-        assert {finding.status for finding in checks.all_checks(facts)} == {Status.OK}
+        found = {finding.check: finding.status for finding in checks.all_checks(facts)}
+        assert found.pop("GPU memory") is Status.SKIPPED and set(found.values()) == {Status.OK}
 
 
 @pytest.mark.parametrize(
@@ -88,6 +89,16 @@ def test_devices_that_differ_or_are_shared():
     finding = checks.check_devices({0: _H100, 1: _H100, 2: replace(_H100, gpu_uuids=("GPU-3", "GPU-4"))})
     assert finding.status is Status.FAILED and finding.found == "workers 0, 1 use the same GPU"
     assert "CUDA_VISIBLE_DEVICES" in finding.fix
+
+
+def test_cores_that_differ_and_gpus_that_are_in_use():
+    finding = checks.check_devices({0: replace(_CPU, cpu="x", cores=8), 1: replace(_CPU, cpu="x", cores=4)})
+    assert finding.status is Status.WARNING and finding.found == "worker 0: 8 core(s) of x; worker 1: 4 core(s) of x"
+    used = used_memory("0, 17\n1, 40000\n2, [N/A]\n", [0, 1, 2])
+    assert used == (17, 40000) and used_memory(None, [0]) == ()
+    assert checks.check_gpu_memory({0: replace(_H100, gpu_used_mb=(17, 3))}).status is Status.OK
+    finding = checks.check_gpu_memory({0: replace(_H100, gpu_used_mb=(17,)), 1: replace(_H100, gpu_used_mb=used)})
+    assert finding.status is Status.WARNING and finding.found == "worker 1: 40000 MB of a GPU are taken"
 
 
 def test_tensorflow_that_is_broken_or_sees_no_gpu():

@@ -36,7 +36,8 @@ def main(arguments: Sequence[str]) -> int:
         options = _parser().parse_args(arguments)
     except SystemExit:
         return EXIT_DONE
-    told = _checked(options)
+    cluster = Cluster.detect()
+    told = _checked(options, cluster)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     if options.workers is not None:
         report = _started(options, told)
@@ -44,17 +45,17 @@ def main(arguments: Sequence[str]) -> int:
             return EXIT_FAILED
         _publish(report, options.json)
     else:
-        cluster = Cluster.detect()
         with ended_in_order():
             report = examine(cluster, told, lambda report: _publish(report, options.json))
     return EXIT_FAILED if report.failed else EXIT_DONE
 
 
-def _checked(options: argparse.Namespace) -> Options:
+def _checked(options: argparse.Namespace, cluster: Cluster) -> Options:
     require_at_least({"--timeout": (options.timeout, 1)})
     if not options.timeout <= _LONGEST_TIMEOUT_S:
         raise UsageError(f"--timeout={options.timeout:g}: at most {_LONGEST_TIMEOUT_S} seconds are allowed")
-    require_folder("--json", options.json)
+    if cluster.is_chief:  # which alone writes it
+        require_folder("--json", options.json)
     if options.checkpoint_dir is not None and (not options.checkpoint_dir or "://" in options.checkpoint_dir):
         raise UsageError(
             f"--checkpoint_dir={options.checkpoint_dir}: give a folder of a disk that the machines have mounted"
@@ -63,7 +64,6 @@ def _checked(options: argparse.Namespace) -> Options:
         check_spec(options.data)
     if options.workers is not None:
         require_at_least({"--workers": (options.workers, 1)})
-        cluster = Cluster.detect()
         if cluster.num_workers > 1:
             raise UsageError(
                 f"--workers={options.workers}: this process is one of the {cluster.num_workers} workers of a job "

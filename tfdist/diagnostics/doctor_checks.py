@@ -10,6 +10,8 @@ SAME = ("tensorflow", "keras", "tfdist", "numpy")
 """Packages that have to be equal on all workers."""
 MEMORY_WARNING, MEMORY_FAILURE = 2 << 30, 256 << 20
 DISK_WARNING, DISK_FAILURE = 5 << 30, 100 << 20
+GPU_WARNING_MB = 1000
+"""A driver and its display take less; a training takes more."""
 SHARED_WARNING = 1 << 30
 """NCCL takes some ten to hundred megabytes a GPU; containers start with 64 MB."""
 
@@ -20,6 +22,7 @@ def all_checks(facts: Mapping[int, Facts]) -> list[Finding]:
         check_versions(facts),
         check_tensorflow(facts),
         check_devices(facts),
+        check_gpu_memory(facts),
         check_memory(facts),
         check_shared_memory(facts),
         check_disk(facts),
@@ -80,8 +83,19 @@ def check_devices(facts: Mapping[int, Facts]) -> Finding:
         fix = "Give every worker the same number of GPUs: a job's workers have equally many replicas."
         return Finding.failed("devices", sides(devices), fix)
     if len(set(devices.values())) > 1:
-        return Finding.warning("devices", sides(devices), "Use machines with the same GPUs: the slowest sets the pace.")
+        return Finding.warning("devices", sides(devices), "Use equal machines: the slowest sets the pace.")
     return Finding.ok("devices", f"{next(iter(devices.values()))}{' on each worker' if len(facts) > 1 else ''}")
+
+
+def check_gpu_memory(facts: Mapping[int, Facts]) -> Finding:
+    """Checks that no other program holds memory of the GPUs."""
+    used = {index: max(found.gpu_used_mb) for index, found in facts.items() if found.gpu_used_mb}
+    if not used:
+        return Finding.skipped("GPU memory", "no GPU tells of its memory")
+    if max(used.values()) <= GPU_WARNING_MB:
+        return Finding.ok("GPU memory", f"at most {max(used.values())} MB of a GPU are taken")
+    taken = {index: f"{size} MB of a GPU are taken" for index, size in used.items() if size > GPU_WARNING_MB}
+    return Finding.warning("GPU memory", sides(taken), "End the programs that nvidia-smi lists on these GPUs.")
 
 
 def check_memory(facts: Mapping[int, Facts]) -> Finding:
@@ -121,7 +135,7 @@ def _space(check: str, spaces: "Mapping[int, Space | None]", warning: int, failu
 
 def _devices(facts: Facts) -> str:
     if not facts.gpus:
-        return "CPU"
+        return f"{facts.cores} core(s) of {facts.cpu or 'a CPU'}"
     return ", ".join(f"{facts.gpus.count(name)} x {name}" for name in sorted(set(facts.gpus)))
 
 

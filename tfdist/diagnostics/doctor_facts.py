@@ -14,14 +14,17 @@ from tfdist.cluster.address import shorten
 from tfdist.cluster.messages import installed_versions
 from tfdist.diagnostics.probes import (
     Space,
+    cpu_model,
     disk,
     listed_gpus,
     machine_id,
     memory,
     nvidia_smi,
+    used_memory,
     visible_gpus,
 )
 from tfdist.errors import PeerError
+from tfdist.telemetry.provenance import available_cores
 
 PACKAGES = ("tensorflow", "keras", "tfdist", "numpy", "mpi4py")
 
@@ -41,6 +44,9 @@ class Facts:
         gpu_uuids: of the GPUs that the driver lists and CUDA_VISIBLE_DEVICES leaves.
         gpu_numbers: the driver's numbers of these.
         topology: what `nvidia-smi topo -m` prints; empty where it does not.
+        cpu: the processor's name.
+        cores: that the worker may use.
+        gpu_used_mb: memory of these GPUs that is taken already, by other programs.
         memory: of the machine or container; None where it is not known.
         shared_memory: /dev/shm; None where there is none.
         disk: where checkpoints go, or the working directory.
@@ -57,6 +63,9 @@ class Facts:
     gpu_uuids: tuple[str, ...] = ()
     gpu_numbers: tuple[int, ...] = ()
     topology: str = ""
+    cpu: str = ""
+    cores: int = 1
+    gpu_used_mb: tuple[int, ...] = ()
     memory: "Space | None" = None
     shared_memory: "Space | None" = None
     disk: "Space | None" = None
@@ -74,7 +83,7 @@ class Facts:
             PeerError: it is something else; the message names `peer`.
         """
         try:
-            lists = {name: tuple(data[name]) for name in ("unmet", "gpus", "gpu_uuids", "gpu_numbers")}
+            lists = {name: tuple(data[name]) for name in ("unmet", "gpus", "gpu_uuids", "gpu_numbers", "gpu_used_mb")}
             names = ("memory", "shared_memory", "disk")
             spaces = {name: Space(**data[name]) if data[name] else None for name in names}
             return cls(**{**data, **lists, **spaces})
@@ -89,6 +98,7 @@ def gather(disk_path: str) -> Facts:
         disk_path: where checkpoints go.
     """
     versions = installed_versions(PACKAGES)
+    used = nvidia_smi("--query-gpu=index,memory.used", "--format=csv,noheader,nounits")  # before TensorFlow takes some
     gpus, error = _tensorflow_gpus()
     visible = visible_gpus(listed_gpus(nvidia_smi("-L")), os.environ.get("CUDA_VISIBLE_DEVICES"))
     asked = requirements()
@@ -103,6 +113,9 @@ def gather(disk_path: str) -> Facts:
         gpu_uuids=tuple(gpu.uuid for gpu in visible),
         gpu_numbers=tuple(gpu.number for gpu in visible),
         topology=nvidia_smi("topo", "-m") or "",
+        cpu=cpu_model(),
+        cores=available_cores(),
+        gpu_used_mb=used_memory(used, [gpu.number for gpu in visible]),
         memory=memory(),
         shared_memory=disk("/dev/shm") if os.path.isdir("/dev/shm") else None,
         disk=disk(disk_path),

@@ -11,11 +11,12 @@ from pathlib import Path
 
 from tfdist.telemetry.provenance import available_cores
 
-_CGROUPS = (
-    ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-    ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+_CGROUPS = Path("/sys/fs/cgroup")
+_LIMITS = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-"""Where a container's limit and use of memory stand, in the second and the first version of cgroups."""
+"""The files of a control group's limit and use of memory, and the line of its cache, in version 2 and version 1."""
 _GPU = re.compile(r"^GPU (\d+): (.+) \(UUID: (GPU-[0-9a-fA-F-]+)\)", re.M)
 _SMI_TIMEOUT_S = 20.0
 
@@ -73,14 +74,44 @@ def memory() -> "Space | None":
     except (OSError, TypeError, ValueError):
         return None
     space = Space(free * 1024, total * 1024)
-    for limit, used in _CGROUPS:
+    for group in _groups():
+        space = within_group(space, group)
+    return space
+
+
+def _groups() -> list[Path]:
+    """Returns the folders of this process's control groups that can limit its memory."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return []
+    groups: list[Path] = []
+    for line in lines:
+        _, controllers, path = (line.split(":", 2) + ["", ""])[:3]
+        root = {"": _CGROUPS, "memory": _CGROUPS / "memory"}.get(controllers)
+        if root is not None:
+            own = root / path.lstrip("/")
+            groups += [group for group in (own, *own.parents) if group.is_relative_to(root)]
+    return groups
+
+
+def within_group(space: Space, group: Path) -> Space:
+    """Returns what a control group leaves of the memory `space`; the cache of files that it holds counts as free.
+
+    Args:
+        space: the machine's memory, or what groups further down leave of it.
+        group: the group's folder.
+    """
+    for limit, used, cache in _LIMITS:
         try:
-            most = int(Path(limit).read_text())
-            left = max(0, most - int(Path(used).read_text()))
+            most = int((group / limit).read_text())
+            taken = int((group / used).read_text())
+            found = re.search(rf"^{cache} (\d+)$", (group / "memory.stat").read_text(), re.M)
         except (OSError, ValueError):  # no such file, or "max"
             continue
         if most < space.total:
-            return Space(min(space.free, left), most)
+            left = max(0, most - taken + (int(found[1]) if found else 0))
+            space = Space(min(space.free, left), most)
     return space
 
 
@@ -134,6 +165,17 @@ def visible_gpus(gpus: Sequence[Gpu], variable: "str | None") -> tuple[Gpu, ...]
             break
         chosen += match
     return tuple(chosen)
+
+
+def used_memory(text: "str | None", numbers: Sequence[int]) -> tuple[int, ...]:
+    """Returns the used megabytes of the GPUs `numbers`.
+
+    Args:
+        text: what `nvidia-smi --query-gpu=index,memory.used --format=csv,noheader,nounits` prints.
+        numbers: the driver's numbers of GPUs; those that the text lacks are left out.
+    """
+    used = {int(number): int(size) for number, size in re.findall(r"^(\d+), *(\d+)\s*$", text or "", re.M)}
+    return tuple(used[number] for number in numbers if number in used)
 
 
 def machine_id() -> str:
