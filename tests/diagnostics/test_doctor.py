@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -150,11 +151,8 @@ def test_three_workers_of_a_job_with_planted_faults(tmp_path):
     (code, shown), *others = finish(workers)
     assert code == 1 and others == [(1, ""), (1, "")]  # worker 0 speaks for all
     found = {line["check"]: line for line in json.loads(report.read_text())["findings"]}
-    assert {name for name, line in found.items() if line["status"] == "failed"} == {
-        "versions",
-        "checkpoint_dir",
-        "data",
-    }
+    failed = {name for name, line in found.items() if line["status"] == "failed"}
+    assert failed == {"versions", "checkpoint_dir", "data"}
     there = version("numpy")
     assert found["versions"]["found"] == f"numpy differs (workers 0, 1: {there}; worker 2: 1.2.3)"
     assert found["data"]["found"] == "the content is not the same on workers 0 and 1 of x.bin"
@@ -368,6 +366,16 @@ def test_a_port_in_use_is_exit_code_2(monkeypatch, capsys):
         monkeypatch.setenv("TF_CONFIG", json.dumps(config))
         assert main(["doctor"]) == 2
     assert "is in use on this machine" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not shutil.which("mpiexec"), reason="needs an mpiexec")
+def test_a_job_of_mpiexec(tmp_path):
+    command = ["mpiexec", "-n", "2", *_COMMAND, f"--checkpoint_dir={tmp_path / 'run'}", f"--data={tmp_path / 'none'}"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+    assert found.returncode == 1 and "all 2 came up (MPI)" in found.stdout, found.stdout + found.stderr
+    assert "1 of 14 checks failed" in found.stdout and found.stdout.count("checks failed") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

@@ -7,9 +7,9 @@ import pytest
 from tfdist.diagnostics import doctor_checks as checks
 from tfdist.diagnostics import doctor_links as links
 from tfdist.diagnostics.doctor_facts import Facts, unmet
-from tfdist.diagnostics.doctor_report import Link, Status
+from tfdist.diagnostics.doctor_report import Link, Status, workers
 from tfdist.diagnostics.doctor_topology import check_collective, parse_topology
-from tfdist.diagnostics.probes import Gpu, Space, listed_gpus, used_memory, visible_gpus
+from tfdist.diagnostics.probes import Gpu, Space, listed_gpus, used_memory, visible_gpus, within_group
 from tfdist.errors import PeerError
 
 _VERSIONS = {"tensorflow": "2.21.0", "keras": "3.15.1", "tfdist": "0.1.0", "numpy": "2.4.0", "mpi4py": "4.1.0"}
@@ -126,6 +126,30 @@ def test_space(check, field, free, status):
     finding = check({0: _CPU, 1: replace(_CPU, **{field: space})})
     assert finding.status is status and bool(finding.fix) == (status is not Status.OK)
     assert status is Status.OK or "on worker 1, the least" in finding.found
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        ({"memory.max": "max\n", "memory.current": "5"}, Space(60, 100)),
+        ({"memory.max": "50\n", "memory.current": "30\n", "memory.stat": "anon 1\ninactive_file 10\n"}, Space(30, 50)),
+        ({"memory.limit_in_bytes": "40", "memory.usage_in_bytes": "10", "memory.stat": "x 1\n"}, Space(30, 40)),
+        ({"memory.limit_in_bytes": str(2**62), "memory.usage_in_bytes": "10", "memory.stat": ""}, Space(60, 100)),
+        ({}, Space(60, 100)),
+    ],
+)
+def test_the_memory_that_a_control_group_leaves(files, left, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    assert within_group(Space(60, 100), tmp_path) == left
+
+
+def test_workers_are_named_in_runs():
+    assert [workers(some) for some in ([3], [1, 0], [0, 1, 2, 4, 7, 8, 9])] == [
+        "worker 3",
+        "workers 0, 1",
+        "workers 0-2, 4, 7-9",
+    ]
 
 
 def test_topologies_are_read():

@@ -114,9 +114,15 @@ def sides(values: Mapping[int, Any]) -> str:
 
 
 def workers(indexes: Iterable[int]) -> str:
-    """Names workers, such as "worker 1" or "workers 0, 2"."""
-    names = [str(index) for index in indexes]
-    return f"worker{'s' if len(names) > 1 else ''} {cut(', '.join(names), 100)}"
+    """Names workers, such as "worker 1", "workers 0, 2" or "workers 0-7, 9"."""
+    runs: list[list[int]] = []
+    for index in sorted(indexes):
+        if runs and index == runs[-1][-1] + 1:
+            runs[-1].append(index)
+        else:
+            runs.append([index])
+    names = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"worker{'s' if sum(map(len, runs)) > 1 else ''} {cut(', '.join(names), 100)}"
 
 
 def joined(parts: Iterable[str]) -> str:

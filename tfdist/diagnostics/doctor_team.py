@@ -20,10 +20,10 @@ from tfdist.errors import PeerError
 
 _WORK_S = 90.0
 """More time for what is work and not waiting: TensorFlow's import from a slow disk, a look at many files."""
-_LINKS_S = 20.0
+_LINKS_S, _AGAIN_S = 20.0, 5.0
 _LINK_S = 30.0
 _SEEN_S = 5.0
-_MOST_MEASURED_AGAIN = 8
+_MOST_BROKEN = 8
 
 
 class Team:
@@ -120,14 +120,18 @@ class Team:
         broken: list[str] = []
         deadline = time.monotonic() + _LINKS_S
         for source, target in wanted:
-            if time.monotonic() > deadline or len(broken) > _MOST_MEASURED_AGAIN:
+            if time.monotonic() > deadline or len(broken) > _MOST_BROKEN:
                 break
             link = self._measured(source, target)
             if isinstance(link, str):
                 broken.append(link)
             elif link is not None:
                 links[source, target] = link
-        for slow in slow_links(list(links.values()))[:_MOST_MEASURED_AGAIN]:  # it may have been a moment's disturbance
+        deadline += _AGAIN_S
+        suspects = sorted(slow_links(list(links.values())), key=lambda link: link.mb_per_s)
+        for slow in suspects:  # it may have been a moment's disturbance
+            if time.monotonic() > deadline:
+                break
             again = self._measured(slow.source, slow.target)
             if isinstance(again, Link):
                 links[slow.source, slow.target] = replace(
