@@ -187,8 +187,22 @@ def _bench(arguments: list[str]) -> int:
     return bench(arguments)
 
 
+def _env(arguments: list[str]) -> int:
+    from tfdist.diagnostics.env import main as env
+
+    return env(arguments)
+
+
+def _doctor(arguments: list[str]) -> int:
+    from tfdist.diagnostics.doctor import main as doctor
+
+    return doctor(arguments)
+
+
 COMMANDS: dict[str, Command] = {
     "launch": Command("start a script in several worker processes on this machine", _launch),
+    "env": Command("print versions, devices and the job, for a bug report", _env),
+    "doctor": Command("check machines, network and files before a long job", _doctor),
     "verify": Command("check on this machine that every strategy gives the numbers of one device", _verify),
     "scale": Command("train at several sizes, and report how it scales and why not better", _scale),
     "report": Command("report on runs that exist already", _report),
