@@ -118,6 +118,17 @@ def _launch(arguments: list[str]) -> int:
         help="start the job again after a failure, at most K times without progress between (default: 0)",
     )
     parser.add_argument(
+        "--min_workers",
+        metavar="M",
+        type=int,
+        help="go on with so many workers where others fail again and again (default: all)",
+    )
+    parser.add_argument(
+        "--health_check",
+        metavar="COMMAND",
+        help="exit code 0 of it says that worker place $TFDIST_PLACE is well (default: it is)",
+    )
+    parser.add_argument(
         "--restart_window",
         metavar="SECONDS",
         type=float,
@@ -149,6 +160,8 @@ def _launch(arguments: list[str]) -> int:
         log_dir=options.log_dir,
         start_port=options.start_port,
         max_restarts=options.max_restarts,
+        min_workers=options.min_workers,
+        health_check=options.health_check,
         restart_window=options.restart_window,
         hang_timeout=options.hang_timeout,
     )

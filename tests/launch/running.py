@@ -2,7 +2,7 @@
 
 import json
 import os
-import random
+import re
 import signal
 import subprocess
 import sys
@@ -21,9 +21,10 @@ class RunningJob:
         flags: of `scripts/train.py`, or a script of the test's own and its arguments.
         launch: options of `tfdist launch`.
         script: the script.
+        **env: environment variables of the job.
     """
 
-    def __init__(self, folder: Path, flags: list[str], launch: list[str], script: str = "scripts/train.py"):
+    def __init__(self, folder: Path, flags: list[str], launch: list[str], script: str = "scripts/train.py", **env: str):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.log = folder / "log.txt"
@@ -43,7 +44,13 @@ class RunningJob:
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": "1", "TFDIST_TEST": str(folder), "TF_CPP_MIN_LOG_LEVEL": "3"},
+                env={
+                    **os.environ,
+                    "OMP_NUM_THREADS": "1",
+                    "TFDIST_TEST": str(folder),
+                    "TF_CPP_MIN_LOG_LEVEL": "3",
+                    **env,
+                },
                 start_new_session=True,
             )
 
@@ -116,11 +123,13 @@ class RunningJob:
             except OSError:
                 continue
         assert not left, left
+        ports = {int(port) for port in re.findall(r"127\.0\.0\.1:([0-9]+)", self.printed())}
+        assert not ports & _listening_ports()
         if checkpoints is not None:
             assert not list(checkpoints.glob(".*")), list(checkpoints.iterdir())
 
 
-def listening_ports() -> set[int]:
+def _listening_ports() -> set[int]:
     """Returns the TCP ports on which somebody listens on this machine."""
     ports = set()
     for file in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -129,11 +138,6 @@ def listening_ports() -> set[int]:
             if fields[3] == "0A":
                 ports.add(int(fields[1].rpartition(":")[2], 16))
     return ports
-
-
-def moment(generator: random.Random, most_s: float) -> float:
-    """Returns a number of seconds up to `most_s`."""
-    return generator.uniform(0.0, most_s)
 
 
 def _children(pid: int) -> list[int]:

@@ -1,13 +1,16 @@
 """A worker of `test_survival`: trains on four small epochs with an evaluation after each, and can be slow where asked.
 
-Usage: survivor.py {fit,loop} FOLDER, by `tfdist launch`. SLOW=PHASE[:WORKER] makes PHASE (trace, data, step, evaluation,
-callback, save) take SECONDS, at its time AT, on that worker or on all; the file `at-PHASE-WORKER` in FOLDER tells when.
-It is written once, so that a restarted worker is not slow again. The chief appends the number of every step to
-`steps`, and every worker leaves a hash of its weights.
+Usage: survivor.py {fit,loop} FOLDER, by `tfdist launch`. SLOW=PHASE[:WORKER] makes PHASE (trace, data, step,
+evaluation, callback, save) take SECONDS, at its time AT, on that worker or on all; the file `at-PHASE-WORKER` in FOLDER
+tells when. It is written once, so that a restarted worker is not slow again. LOST=PLACE lets the worker at that place
+die in its third epoch, and at once when it is started again. PACE is a rest in seconds after each call that trains.
+The chief appends the number of every step to `steps` and
+the losses of every epoch to `losses`, and every worker leaves a hash of its weights.
 """
 
 import collections
 import functools
+import json
 import os
 import sys
 import time
@@ -35,6 +38,9 @@ def main() -> None:
     seconds, at = float(os.environ.get("SECONDS", "0")), int(os.environ.get("AT", "1"))
     times: collections.Counter[str] = collections.Counter()
     index = tfdist.Cluster.detect().index
+    lost = os.environ.get("LOST") == os.environ["TFDIST_PLACE"]
+    if lost and os.environ["TFDIST_RESTARTS"] != "0":
+        os._exit(9)
     strategy = tfdist.make_strategy("multi_worker")
 
     def slow(where: str) -> None:
@@ -72,11 +78,14 @@ def main() -> None:
             with open(folder / "steps", "a") as file:
                 file.write(f"{report.step}\n")
         slow("callback")
+        time.sleep(float(os.environ.get("PACE", "0")))
+        if lost and report.step == 33:
+            os._exit(9)
 
     if kind == "fit":
         tfdist.prepare(model, step_listener=seen)
         saves = SaveCheckpoints(folder / "checkpoints", every=EVERY)
-        watch = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: print(f"epoch {epoch}", sorted(logs)))
+        watch = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: note(folder, index, epoch, logs))
         data, validation = batches("data"), batches("evaluation")
         model.fit(data, epochs=EPOCHS, validation_data=validation, verbose=0, callbacks=[saves, watch])
     else:
@@ -95,6 +104,13 @@ def main() -> None:
         )
     (folder / f"weights-{index}").write_text(weights_sha256(model))
     tfdist.strategy.leave_together(strategy)
+
+
+def note(folder: Path, index: int, epoch: int, logs: dict) -> None:
+    """Notes the losses of an epoch."""
+    if index == 0:
+        with open(folder / "losses", "a") as file:
+            file.write(json.dumps({"epoch": epoch, **logs}) + "\n")
 
 
 def _write(write: object, slow: object, *arguments: object, **options: object) -> object:

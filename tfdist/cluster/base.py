@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from tfdist.cluster.address import check_addresses, shorten
 from tfdist.errors import UsageError
 
+PLANNED_WORKERS = "TFDIST_PLANNED_WORKERS"
+"""The variable that says for how many workers a job was made, where fewer may be left."""
+
 _LOCAL_WORKERS = ("localhost",)
 """The worker list of a job of one worker: nobody connects to it, so it has no port."""
 
@@ -109,6 +112,17 @@ class Cluster:
             return "{}"
         task = {"type": "worker", "index": self.index}
         return json.dumps({"cluster": {"worker": list(self.workers)}, "task": task})
+
+
+def missing_share(num_workers: int, environ: Mapping[str, str] | None = None) -> int:
+    """Returns how many times its part of the work a worker has to do, as some of the job's workers are missing.
+
+    Args:
+        num_workers: The workers that are there.
+        environ: The environment variables; None means those of this process.
+    """
+    planned = (os.environ if environ is None else environ).get(PLANNED_WORKERS, "")
+    return max(1, -(-int(planned) // num_workers)) if planned.isdecimal() else 1
 
 
 class ClusterEnvironment(ABC):

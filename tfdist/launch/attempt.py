@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from tfdist.cluster.base import Cluster
+from tfdist.cluster.base import PLANNED_WORKERS, Cluster
 from tfdist.cluster.ports import HOST, hold_ports
 from tfdist.launch.failure import Failure, ends
 from tfdist.launch.output import Screen
@@ -27,7 +27,7 @@ class Job:
     """What every attempt of a job has in common.
 
     Attributes:
-        workers: How many workers.
+        workers: How many workers it has when all take part.
         command: The script's path, then its arguments.
         mpi: Whether the workers are one MPI job as well.
         pin: Cores of each worker; None for all.
@@ -68,7 +68,10 @@ def run_attempt(
     screen: Screen,
     logs: "Sequence[BinaryIO] | None",
     caught: CaughtSignals,
+    *,
+    places: Sequence[int],
     on_training: Callable[[int], None],
+    on_tick: Callable[[Monitor], None],
 ) -> Outcome:
     """Starts the workers, and watches them to their end. Nothing is left of them then.
 
@@ -78,14 +81,17 @@ def run_attempt(
         screen: Where messages go.
         logs: A file for each worker's output.
         caught: The signals sent to this process.
+        places: Where the workers run; their indices are the places' order here.
         on_training: Is called with the step at which training begins, when it does.
+        on_tick: Is called again and again meanwhile.
 
     Raises:
         UsageError: There are no ports.
     """
     began = time.monotonic()
     with ExitStack() as stack, ExitStack() as held_ports:
-        ports = hold_ports(job.workers, held_ports, start_port=job.start_port)
+        workers = len(places)
+        ports = hold_ports(workers, held_ports, start_port=job.start_port)
         addresses = tuple(f"{HOST}:{port}" for port in ports)
         started: list[Worker] = []
         watchdog = Watchdog()
@@ -95,10 +101,10 @@ def run_attempt(
         monitor = Monitor(addresses, host=HOST, limits=job.limits)
         stack.callback(monitor.close)
         held_ports.close()
-        server = PMIServer(job.workers) if job.mpi else None
+        server = PMIServer(workers) if job.mpi else None
         if server:
             stack.callback(server.close)
-        for index in range(job.workers):
+        for index in range(workers):
             worker = Worker(
                 index,
                 [sys.executable, *map(os.fspath, job.command)],
@@ -108,6 +114,8 @@ def run_attempt(
                     "TF_CONFIG": Cluster(addresses, index, "tfdist launch").tf_config(),
                     "TFDIST_MONITOR": monitor.address,
                     "TFDIST_RESTARTS": str(number),
+                    "TFDIST_PLACE": str(places[index]),
+                    PLANNED_WORKERS: str(job.workers),
                     "PYTHONUNBUFFERED": "1",
                     **(server.environment(index) if server else {}),
                 },
@@ -121,7 +129,7 @@ def run_attempt(
             if job.pin:
                 os.sched_setaffinity(worker.pid, _cores(index, job.pin))
             watchdog.guard(worker.pid)
-        supervisor = Supervisor(started, screen, caught, monitor, on_training)
+        supervisor = Supervisor(started, screen, caught, monitor, on_training, on_tick)
         supervisor.run()
         failed = supervisor.first_failed
         failure = None

@@ -13,11 +13,12 @@ from tfdist.cluster.mpi import is_installed
 from tfdist.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, EXIT_WRONG_USE, UsageError
 from tfdist.launch.attempt import Job, Outcome, run_attempt
 from tfdist.launch.failure import Failure, append
+from tfdist.launch.health import HealthCheck
 from tfdist.launch.logs import open_logs
 from tfdist.launch.output import Screen
-from tfdist.launch.policy import RestartBudget, RestartPolicy
+from tfdist.launch.policy import Places, RestartBudget, RestartPolicy
 from tfdist.launch.signals import CaughtSignals
-from tfdist.liveness import Limits
+from tfdist.liveness import Limits, Monitor
 
 _EVENTS = "events.jsonl"
 _TICK_S = 0.05
@@ -33,6 +34,8 @@ def launch(
     start_port: int | None = None,
     env: Mapping[str, str] | None = None,
     max_restarts: int = 0,
+    min_workers: int | None = None,
+    health_check: str | None = None,
     restart_window: float = 3600.0,
     hang_timeout: float = 30.0,
     stdout: BinaryIO | None = None,
@@ -56,6 +59,10 @@ def launch(
         env: Environment variables for the workers, on top of those of this process.
         max_restarts: Restarts without progress between them. A restart after which training went further than
             before does not count.
+        min_workers: With so many workers the job goes on where others fail again and again; the global batch stays as
+            it is, as each worker does more of it. None stands for all. Workers come back when their place is well.
+        health_check: A shell command that says whether a place is well, by exit code 0; it finds the number of the
+            place in TFDIST_PLACE. It is run before each start, and from time to time for places that are left out.
         restart_window: Restarts that are more seconds ago do not count either.
         hang_timeout: Seconds after which a worker that is silent, or whose step does not move, counts as failed (see
             `tfdist.liveness.Limits`).
@@ -71,6 +78,7 @@ def launch(
     """
     _check(workers, command, mpi, pin)
     policy = RestartPolicy(max_restarts, restart_window)
+    places = Places(workers, workers if min_workers is None else min_workers)
     job = Job(workers, command, mpi, pin, start_port, env, Limits(hang_timeout))
     if stdout is None:
         sys.stdout.flush()
@@ -84,7 +92,9 @@ def launch(
         screen.flush()
         caught = stack.enter_context(CaughtSignals())
         events = None if log_dir is None else Path(log_dir) / _EVENTS
-        code = _Restarts(job, RestartBudget(policy), screen, logs, caught, events).run()
+        health = HealthCheck(health_check)
+        stack.callback(health.close)
+        code = _Restarts(job, RestartBudget(policy), places, health, screen, logs, caught, events).run()
         screen.close()
     return code
 
@@ -96,6 +106,8 @@ class _Restarts:
         self,
         job: Job,
         budget: RestartBudget,
+        places: Places,
+        health: HealthCheck,
         screen: Screen,
         logs: "Sequence[BinaryIO] | None",
         caught: CaughtSignals,
@@ -103,6 +115,9 @@ class _Restarts:
     ) -> None:
         self._job = job
         self._budget = budget
+        self._places = places
+        self._health = health
+        self._grows = False
         self._screen = screen
         self._logs = logs
         self._caught = caught
@@ -112,20 +127,52 @@ class _Restarts:
     def run(self) -> int:
         """Returns the exit code of the job."""
         while True:
-            outcome = run_attempt(self._job, self._budget.total, self._screen, self._logs, self._caught, self._trains)
+            active = self._well_places()
+            self._grows = False
+            outcome = run_attempt(
+                self._job,
+                self._budget.total,
+                self._screen,
+                self._logs,
+                self._caught,
+                places=active,
+                on_training=self._trains,
+                on_tick=self._look_for_places,
+            )
+            if outcome.asked_to_stop and self._grows and outcome.interrupted_by is None:
+                continue
             failure = outcome.failure
             if failure is None or outcome.interrupted_by is not None:
                 return _code(outcome)
-            self._budget.progressed(failure.step)
+            progress = self._budget.progressed(failure.step)
             wait_s = None
             if failure.code != EXIT_WRONG_USE:
                 wait_s = self._budget.wait_s(time.monotonic())
             self._tell(failure, restarts=wait_s is not None)
+            if wait_s is not None and self._places.failed(active[failure.worker], time.monotonic(), progress=progress):
+                self._note(f"place {active[failure.worker]} has failed twice in a row, and is left out for a while")
             if wait_s is None:
                 return _code(outcome)
             if interrupted_by := self._wait(outcome.at + wait_s):
                 return 128 + interrupted_by
             self._last = outcome
+
+    def _well_places(self) -> list[int]:
+        """Returns where to start workers: all places but those that are left out, or found not to be well."""
+        for place in self._places.active:
+            if not self._health.passes(place) and self._places.leave_out(place, time.monotonic()):
+                self._note(f"place {place} is not well (--health_check), and is left out for a while")
+        return self._places.active
+
+    def _look_for_places(self, monitor: Monitor) -> None:
+        """Lets the job stop, to be started with more workers, when a place that was left out is well again."""
+        for place in self._places.due(time.monotonic()):
+            well = self._health.look(place)
+            if well is False:
+                self._places.still_out(place, time.monotonic())
+            elif well and monitor.ask_to_stop(f"place {place} is back"):
+                self._places.back(place)
+                self._grows = True
 
     def _tell(self, failure: Failure, *, restarts: bool) -> None:
         """Prints the failing worker's last lines, and what comes next; the last thing printed is what matters most."""

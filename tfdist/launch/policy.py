@@ -7,6 +7,7 @@ from tfdist.errors import UsageError
 
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 60.0
+_FIRST_OUT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -44,11 +45,13 @@ class RestartBudget:
     _spent: list[float] = field(default_factory=list)
     _furthest: int = -1
 
-    def progressed(self, step: "int | None") -> None:
-        """Is told of the step that training reached before it failed; None where it reached none."""
-        if step is not None and step > self._furthest:
+    def progressed(self, step: "int | None") -> bool:
+        """Is told of the step that training reached before it failed (None: none); returns whether it got further."""
+        further = step is not None and step > self._furthest
+        if further:
             self._furthest = step
             self._spent.clear()
+        return further
 
     @property
     def spent(self) -> int:
@@ -67,3 +70,66 @@ class RestartBudget:
         self._spent.append(now)
         self.total += 1
         return 0.0 if before == 0 else min(_FIRST_WAIT_S * 2 ** (before - 1), _LONGEST_WAIT_S)
+
+
+@dataclass
+class Places:
+    """Where the workers of a job run, and which of these places are left out because they fail.
+
+    A place that has failed twice in a row, with no step gained between, is left out for a while: a minute, then twice
+    as long each time it fails again. There are never fewer places than `least`. A clock is given to it.
+
+    Attributes:
+        count: Places in all; they are numbered from 0.
+        least: How many workers the job needs.
+    """
+
+    count: int
+    least: int
+    _failures: dict[int, int] = field(default_factory=dict)
+    _out_until: dict[int, float] = field(default_factory=dict)
+    _times_out: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        least = self.least
+        if not isinstance(least, int) or isinstance(least, bool) or not 1 <= least <= self.count:
+            raise UsageError(f"min_workers={least!r} (--min_workers): an integer from 1 to {self.count} is needed")
+
+    @property
+    def active(self) -> list[int]:
+        """The places that take part, in order; their order is that of the workers' indices."""
+        return [place for place in range(self.count) if place not in self._out_until]
+
+    def failed(self, place: int, now: float, *, progress: bool) -> bool:
+        """Is told which place's worker failed; returns whether it is left out from now on.
+
+        Args:
+            place: Its number.
+            now: The time, in seconds.
+            progress: Whether training went further than ever before since the last failure.
+        """
+        if progress:
+            self._failures.clear()
+        self._failures[place] = self._failures.get(place, 0) + 1
+        return self._failures[place] >= 2 and self.leave_out(place, now)
+
+    def leave_out(self, place: int, now: float) -> bool:
+        """Leaves a place out for a while; returns whether that is possible."""
+        if len(self.active) <= self.least:
+            return False
+        times = self._times_out[place] = self._times_out.get(place, 0) + 1
+        self._out_until[place] = now + _FIRST_OUT_S * 2 ** (times - 1)
+        self._failures.pop(place, None)
+        return True
+
+    def due(self, now: float) -> list[int]:
+        """Returns the places whose time out is over, and that may be tried again."""
+        return [place for place, until in sorted(self._out_until.items()) if now >= until]
+
+    def back(self, place: int) -> None:
+        """Lets a place take part again."""
+        del self._out_until[place]
+
+    def still_out(self, place: int, now: float) -> None:
+        """Has a place, which was found not to be well, tried again later."""
+        self._out_until[place] = now + _FIRST_OUT_S

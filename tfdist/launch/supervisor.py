@@ -36,6 +36,7 @@ class Supervisor:
         caught: The signals sent to this process.
         monitor: Hears the workers' heartbeats.
         on_training: Is called once, with the step at which training began.
+        on_tick: Is called again and again.
 
     Attributes:
         first_failed: The worker that is to blame, where the attempt failed.
@@ -52,6 +53,7 @@ class Supervisor:
         caught: CaughtSignals,
         monitor: Monitor,
         on_training: Callable[[int], None],
+        on_tick: Callable[[Monitor], None],
     ) -> None:
         """Starts with all workers running."""
         self._workers = list(workers)
@@ -60,6 +62,7 @@ class Supervisor:
         self._caught = caught
         self._monitor = monitor
         self._on_training: Callable[[int], None] | None = on_training
+        self._on_tick = on_tick
         self._failed: list[Worker] = []
         self.failed_at = 0.0
         self._stopping = False
@@ -84,6 +87,7 @@ class Supervisor:
                 self._stop_if_hung()
                 self._stop_if_failed()
                 self._tell_of_training()
+                self._on_tick(self._monitor)
                 self._end_those_left()
                 self._screen.flush()
                 if self._screen.broken and not self._stopping:  # as a pipeline ends whose last part has ended

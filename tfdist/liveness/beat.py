@@ -40,6 +40,7 @@ class Beat:
         slowest_s: The longest that a step of this process took so far; 0 before the first.
         begun: Calls of the compiled loops begun so far (see `Stops`).
         done: Calls that have come back.
+        saves: Whether it would save before it stops.
     """
 
     phase: str = "outside"
@@ -49,6 +50,7 @@ class Beat:
     slowest_s: float = 0.0
     begun: int = 0
     done: int = 0
+    saves: bool = False
 
     @property
     def waits(self) -> bool:
@@ -83,7 +85,7 @@ class Beat:
         )
         if not well_formed:
             return None
-        return cls(message["phase"], whole[0], whole[1], *map(float, seconds), *whole[2:])
+        return cls(message["phase"], whole[0], whole[1], *map(float, seconds), *whole[2:], message.get("saves") is True)
 
 
 def to_line(message: dict[str, Any]) -> bytes:

@@ -62,7 +62,7 @@ class Monitor:
         self._verdict: Verdict | None = None
         self._stopping = False
         self._stop_after: int | None = None
-        self._asked_by: tuple[int, str] | None = None
+        self._asked: str | None = None
         self._connections: list[_Connection] = []
         self._lock = threading.Lock()
         self._closed = self._failed_by_others = False
@@ -79,11 +79,6 @@ class Monitor:
     def verdict(self) -> "Verdict | None":
         """Why the job cannot go on; None while it can."""
         return self._verdict
-
-    @property
-    def asked_by(self) -> "tuple[int, str] | None":
-        """Which worker asked the job to stop, and why; None where none has."""
-        return self._asked_by
 
     def seen(self) -> list[Seen]:
         """Returns what is known of each worker now."""
@@ -119,6 +114,21 @@ class Monitor:
             if self._verdict is None:
                 self._verdict = verdict
                 self._tell_all(verdict.to_message())
+
+    def ask_to_stop(self, why: str) -> bool:
+        """Lets the workers stop at a step that all of them can reach, and save.
+
+        Returns:
+            Whether they will: those that train must be able to save.
+        """
+        beats = [seen.beat for seen in self.seen() if seen.matters]
+        if not beats or not all(beat.saves for beat in beats):
+            return False
+        with self._lock:
+            if self._asked is None:
+                self._asked = why
+                self._tell_all({"type": "hold"})
+        return True
 
     def close(self) -> None:
         """Tells the workers that it ends, and ends."""
@@ -204,7 +214,7 @@ class Monitor:
         if kind == "beat":
             beat = Beat.from_message(message)
             if beat is not None:
-                if worker.first_step is None and beat.phase in ("trace", "step"):
+                if worker.first_step is None and beat.phase in ("trace", "first", "step"):
                     worker.first_step = beat.step
                 worker.beat = beat
                 if beat.in_training:
@@ -217,12 +227,12 @@ class Monitor:
                 worker.failed = str(message.get("why"))[:500]
         elif kind == "bye":
             worker.left = True
-        elif kind == "stop" and self._asked_by is None:
-            self._asked_by = (connection.index, str(message.get("why")))
+        elif kind == "stop" and self._asked is None:
+            self._asked = f"worker {connection.index} got {message.get('why')}"
             self._tell_all({"type": "hold"})
         elif kind == "held":
             worker.held = (int(message["begun"]), int(message["done"]))
-        if self._asked_by is not None and self._stop_after is None:
+        if self._asked is not None and self._stop_after is None:
             self._agree()
 
     def _agree(self) -> None:
@@ -233,9 +243,7 @@ class Monitor:
         self._stop_after = max(worker.held[0] for worker in here)
         # Where no call has come back on any worker, all is as the last checkpoint has it.
         nothing_done = all(worker.held[1] == 0 for worker in here)
-        index, why = self._asked_by
-        what = f"worker {index} got {why}"
-        self._tell_all({"type": "stop", "after": self._stop_after, "at_once": nothing_done, "why": what})
+        self._tell_all({"type": "stop", "after": self._stop_after, "at_once": nothing_done, "why": self._asked})
 
     def _judge(self) -> None:
         if self._verdict is None:
@@ -263,7 +271,7 @@ class Monitor:
                 worker = self._workers[connection.index]
                 if worker.connection is connection:
                     worker.connection = None
-                if self._asked_by is not None and self._stop_after is None:
+                if self._asked is not None and self._stop_after is None:
                     self._agree()
 
     def _drop_strangers(self, selector: selectors.BaseSelector) -> None:

@@ -29,6 +29,11 @@ class Pulse:
 
     Without a monitor (a job of one worker) nothing is told, and all methods work.
 
+    Attributes:
+        stops: Where the job may be stopped.
+        saves: Whether this process would save before it stops.
+        has_monitor: Whether anybody listens.
+
     Args:
         index: Which worker this is.
         monitor: Where the monitor is, as its `address`; None for no monitor.
@@ -42,6 +47,7 @@ class Pulse:
         if hang_timeout is not None:
             Limits(hang_timeout)
         self.stops = Stops()
+        self.saves = False
         self.has_monitor = monitor is not None
         self._index = index
         self._lock = threading.Lock()
@@ -132,7 +138,7 @@ class Pulse:
         if (count, stage) != self._last_seen:
             self._last_seen, self._moved_at = (count, stage), now
         begun, done = self.stops.counts
-        return Beat(self._phase, self._step, stage, now - self._moved_at, self._slowest_s, begun, done)
+        return Beat(self._phase, self._step, stage, now - self._moved_at, self._slowest_s, begun, done, self.saves)
 
     def close(self) -> None:
         """Says goodbye: this process goes on without the others, or ends well."""

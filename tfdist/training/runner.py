@@ -1,6 +1,7 @@
 """One model's training, evaluation and prediction: what `prepare` and `TrainLoop` share."""
 
 import contextlib
+import dataclasses
 import functools
 import time
 import weakref
@@ -12,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import data as tfdist_data
+from tfdist.cluster.base import missing_share
 from tfdist.errors import EXIT_REQUEUE, PeerError, UsageError
 from tfdist.liveness.pulse import say
 from tfdist.liveness.signals import StopSignals
@@ -39,7 +41,7 @@ class Runner:
 
     def __init__(self, model: keras.Model, options: StepOptions, listener: "StepListener | None" = None):
         self.model = model
-        self.options = options
+        self.options = _for_fewer_workers(options, model)
         self.listener = listener
         self.strategy = model.distribute_strategy
         check_transport(options.transport, self.strategy)
@@ -149,7 +151,7 @@ class Runner:
                 raise PeerError(self.pulse.what_happened() or _A_COLLECTIVE_FAILED.format(error=error)) from error
             raise
         finally:
-            self._save_on_stop, self.evaluating = None, False
+            self._save_on_stop, self.pulse.saves, self.evaluating = None, False, False
             self.pulse.enter("outside")
 
     def save_on_stop(self, save: "Callable[[], None]") -> None:
@@ -161,7 +163,7 @@ class Runner:
         Args:
             save: is called on every worker, after the same step.
         """
-        self._save_on_stop = save
+        self._save_on_stop, self.pulse.saves = save, True
         self._run.enter_context(StopSignals(self.pulse))
 
     def _connect_hook(self) -> None:
@@ -410,6 +412,14 @@ class Runner:
         if self.strategy.num_replicas_in_sync == 1:
             return value(tf.distribute.experimental.ValueContext(0, 1)), spec
         return self.strategy.experimental_distribute_values_from_function(value), spec
+
+
+def _for_fewer_workers(options: StepOptions, model: keras.Model) -> StepOptions:
+    """Cuts batches into more micro-batches where workers are missing, so that the rest have memory enough."""
+    times = missing_share(num_workers(model.distribute_strategy))
+    if times == 1 or seams.has_own_train_step(model):
+        return options
+    return dataclasses.replace(options, accumulate_steps=times * options.accumulate_steps)
 
 
 def runner_of(model: keras.Model, who: str) -> Runner:
