@@ -15,7 +15,7 @@ from absl import app, flags
 
 from tfdist.command import write_json
 
-GROUPS = ("one_device", "mirrored", "multi_worker", "telemetry", "endurance")
+GROUPS = ("one_device", "mirrored", "multi_worker", "telemetry", "save", "endurance")
 FOLDER = Path(__file__).resolve().parent
 
 flags.DEFINE_list("groups", list(GROUPS), f"what to time, out of {', '.join(GROUPS)}; each in processes of its own")

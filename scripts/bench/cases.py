@@ -101,7 +101,8 @@ def _images(shape: tuple[int, ...], classes: int) -> tuple[np.ndarray, np.ndarra
     return x, rng.integers(0, classes, size=len(x)).astype("int32")
 
 
-def _loss() -> keras.losses.Loss:
+def loss() -> keras.losses.Loss:
+    """Returns the loss that all cases train with."""
     return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
@@ -130,7 +131,7 @@ def _fit(
     def side(where: tf.distribute.Strategy, prepared: bool, watched: bool = False) -> Callable[[], float]:
         with where.scope():
             model, (x, y) = build()
-            model.compile(_optimizer(), _loss(), metrics=["accuracy"], steps_per_execution=per_call)
+            model.compile(_optimizer(), loss(), metrics=["accuracy"], steps_per_execution=per_call)
         if prepared:
             tfdist.prepare(model)
         rows = np.arange(steps * BATCH_SIZE) % len(x)
@@ -169,7 +170,7 @@ def _start(name: str, stock_strategy: tf.distribute.Strategy, strategy: tf.distr
     def side(where: tf.distribute.Strategy, prepared: bool) -> Callable[[], float]:
         with where.scope():
             model, (x, y) = _mlp()
-            model.compile(_optimizer(), _loss(), metrics=["accuracy"])
+            model.compile(_optimizer(), loss(), metrics=["accuracy"])
         if prepared:
             tfdist.prepare(model)
 
@@ -187,7 +188,7 @@ def _loop(name: str, build: Callable[[], tuple], strategy: tf.distribute.Strateg
     """Both sides run all steps in one `tf.function` call, with loss and accuracy counted on the way."""
     with strategy.scope():
         model, (x, y) = build()
-    loop = tfdist.TrainLoop(model, loss=_loss(), optimizer=_optimizer(), metrics=["accuracy"], steps_per_loop=steps)
+    loop = tfdist.TrainLoop(model, loss=loss(), optimizer=_optimizer(), metrics=["accuracy"], steps_per_loop=steps)
     rows = np.arange(steps * BATCH_SIZE) % len(x)
     source = tfdist.data.ArraySource((x[rows], y[rows]), batch_size=BATCH_SIZE, shuffle=False)
 

@@ -3,6 +3,8 @@
 import json
 import os
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # the folder that has models/
@@ -11,6 +13,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import keras  # noqa: E402
 import numpy as np  # noqa: E402
 
+import models  # noqa: E402
 import tfdist  # noqa: E402
 from scripts.bench import cases  # noqa: E402
 
@@ -20,6 +23,8 @@ def main(group: str, rounds: int, steps: int, names: list[str], out: Path) -> No
     rows = []
     if group == "endurance":
         rows = endurance(steps)
+    elif group == "save":
+        rows = [save(rounds, steps)]
     else:
         for pair in getattr(cases, group)(steps):
             if not names or pair.name in names:
@@ -84,6 +89,40 @@ def endurance(steps: int) -> list[dict]:
             "memory_growth": late / early - 1,
         }
     ]
+
+
+def save(rounds: int, steps: int) -> dict:
+    """Trains a transformer of 3.3 million weights, and compares the steps during which a checkpoint is written.
+
+    From the end of a step after which a checkpoint is due to the end of the next one: with the copy of the weights, and
+    with the writing that goes on beside the step.
+    """
+    every = max(2, steps // 10)
+    strategy = tfdist.make_strategy("one_device")
+    with strategy.scope():
+        model = models.build(models.find("transformer_lm"), vocab=256, seq_len=64, width=256, depth=4)
+    ends = []
+    loop = tfdist.TrainLoop(
+        model, loss=cases.loss(), optimizer="adam", step_listener=lambda report: ends.append(time.perf_counter())
+    )
+    tokens = np.random.default_rng(0).integers(0, 256, size=(8, 65)).astype("int32")
+    source = tfdist.data.ArraySource((tokens[:, :-1], tokens[:, 1:]), batch_size=8, seed=1)
+    loop.build(source)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoints = loop.checkpoints(folder)
+        loop.run(source, steps=every * (rounds + 2), checkpoints=checkpoints, checkpoint_every=every)
+    intervals = np.diff(ends)[every - 1 :]  # the first checkpoint is after step `every`: between that and the next
+    saving, others = intervals[every::every], np.delete(intervals, np.s_[::every])
+    ratios = saving / np.median(others)
+    low, middle, high = np.percentile(ratios, [25, 50, 75]).tolist()
+    return {
+        "name": "save_transformer",
+        "other_ms": 1e3 * float(np.median(others)),
+        "ours_ms": 1e3 * float(np.median(saving)),
+        "ratio": middle,
+        "quartiles": [low, high],
+        "target": 1.1,
+    }
 
 
 def resident_mb() -> float:

@@ -1,10 +1,13 @@
 """Checkpoints: resumed training equals the unbroken one bit for bit, and nothing damaged or foreign is used or lost."""
 
+import contextlib
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import keras
@@ -14,7 +17,8 @@ import tensorflow as tf
 
 import tfdist
 from tfdist.data import ArraySource, Position
-from tfdist.errors import UsageError
+from tfdist.errors import SaveError, UsageError
+from tfdist.training import checkpoint as checkpoint_module
 from tfdist.training.checkpoint import Checkpoints, newest_checkpoint, require_checkpoint
 from tfdist.training.save_callback import SaveCheckpoints
 
@@ -397,3 +401,126 @@ def test_a_step_that_fails_while_it_is_traced_leaves_checkpoints_whole(strategie
         resumed = build()
     fit(tfdist.prepare(resumed), tmp_path, resume="must")
     assert newest_checkpoint(tmp_path).step == 20
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 300 kB, and what makes it read-only."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", folder], check=False).returncode
+    ):
+        pytest.skip("this user cannot mount a disk that is small or read-only")
+    yield folder, lambda: subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
+    subprocess.run(["umount", folder], check=True)
+
+
+def made_small(strategies, folder, **options):
+    """Returns checkpoints of a small model in `folder`, with one at step 1."""
+    strategy = strategies["one_device"]
+    model = made(strategy)
+    loop = tfdist.TrainLoop(model, loss="mse", optimizer="adam")
+    loop.build(source())
+    checkpoints = loop.checkpoints(folder, **options)
+    checkpoints.save(1, Position(step=1), wait=True)
+    return checkpoints
+
+
+def assert_only_the_first_is_there(folder):
+    assert [path.name for path in folder.iterdir() if path.name != "filler"] == ["step-00000001"]
+    assert newest_checkpoint(folder).step == 1
+
+
+@pytest.mark.parametrize("how", ["full", "read-only"])
+def test_a_disk_that_takes_no_more(strategies, small_disk, caplog, how):
+    """By default training stops with a message; with "continue" it goes on, and saves again when there is room."""
+    folder, make_read_only = small_disk
+    checkpoints = made_small(strategies, folder)
+    careless = made_small(strategies, folder, on_save_error="continue")
+    if how == "full":
+        with contextlib.suppress(OSError):
+            (folder / "filler").write_bytes(b"x" * 300_000)
+    else:
+        make_read_only()
+    words = "No space left" if how == "full" else "Read-only file system"
+    with pytest.raises(SaveError, match=f"the checkpoint of step 2 could not be written into .*{words}.*untouched"):
+        checkpoints.save(2, Position(step=2), wait=True)
+    assert_only_the_first_is_there(folder)
+    with caplog.at_level("WARNING"):
+        careless.save(2, Position(step=2), wait=True)
+    assert "step 2 could not be written" in caplog.text and "training goes on" in caplog.text
+    assert_only_the_first_is_there(folder)
+    if how == "full":
+        (folder / "filler").unlink()
+        careless.save(3, Position(step=3), wait=True)
+        assert newest_checkpoint(folder).step == 3
+
+
+def test_a_folder_that_vanishes_is_not_made_anew(strategies, tmp_path):
+    """To make it anew would hide that a disk has gone."""
+    folder = tmp_path / "mounted"
+    checkpoints = made_small(strategies, folder)
+    folder.rename(tmp_path / "gone")
+    with pytest.raises(SaveError, match="the folder has vanished"):
+        checkpoints.save(2, Position(step=2), wait=True)
+    assert not folder.exists()
+    (tmp_path / "gone").rename(folder)
+    checkpoints.save(2, Position(step=2), wait=True)
+    assert newest_checkpoint(folder).step == 2
+
+
+@pytest.mark.parametrize("on_save_error", ["stop", "continue"])
+def test_fit_stops_or_goes_on(strategies, tmp_path, on_save_error):
+    """The folder vanishes in the second epoch, and comes back in the last."""
+    model = made(strategies["one_device"])
+    folder, gone = tmp_path / "mounted", tmp_path / "gone"
+    epochs = []
+
+    def begin(epoch, logs):
+        epochs.append(epoch)
+        if epoch == 1:
+            folder.rename(gone)
+        if epoch == 3:
+            gone.rename(folder)
+
+    callbacks = [
+        SaveCheckpoints(folder, every=3, on_save_error=on_save_error),
+        keras.callbacks.LambdaCallback(on_epoch_begin=begin),
+    ]
+    x, y = data()
+    fit = functools.partial(model.fit, x, y, batch_size=4, epochs=4, verbose=0, callbacks=callbacks)
+    if on_save_error == "stop":
+        with pytest.raises(SaveError, match="on_save_error='continue' trains on"):
+            fit()
+        assert epochs == [0, 1]
+    else:
+        fit()
+        assert epochs == [0, 1, 2, 3] and newest_checkpoint(folder).step == 24
+
+
+def test_training_changes_nothing_of_what_is_being_written(strategies, tmp_path, monkeypatch):
+    """A checkpoint whose writing takes long holds the values of its own step, bit for bit."""
+    strategy = strategies["mirrored2"]
+    model = made(strategy)
+    loop = tfdist.TrainLoop(model, loss="mse", optimizer=keras.optimizers.Adam(0.05))
+    loop.build(source())
+    write = checkpoint_module.write_checkpoint
+    proceed = threading.Event()
+
+    def late(*arguments, **options):
+        assert proceed.wait(60)
+        return write(*arguments, **options)
+
+    monkeypatch.setattr(checkpoint_module, "write_checkpoint", late)
+    checkpoints = loop.checkpoints(tmp_path)
+    loop.run(source(), steps=3)
+    expected = state_of(model)
+    checkpoints.save(3, loop.position)
+    loop.run(source(), steps=4)
+    assert any((a != b).any() for a, b in zip(state_of(model), expected, strict=True))
+    proceed.set()
+    checkpoints.wait()
+    checkpoints.restore("must")
+    assert_equal_bits(state_of(model), expected)

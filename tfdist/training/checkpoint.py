@@ -17,6 +17,7 @@ from tfdist.training import seams
 from tfdist.training.checkpoint_files import (
     STATE,
     Saved,
+    identity_of,
     newest_checkpoint,
     note_evaluation_due,
     read_saved,
@@ -64,7 +65,8 @@ class Checkpoints:
         self.keep = keep
         self.on_error = on_error
         self._writer = Writer()
-        self._made = False
+        self._identity: tuple[int, int] | None = None
+        self._last: Path | None = None
         pulse_of(strategy).before_exit(self._writer.wait)
         self._model = model
         self._strategy = strategy
@@ -122,13 +124,13 @@ class Checkpoints:
         _log.warning("%s; training goes on, and would be resumed from an earlier checkpoint", what)
 
     def _write(self, step: int, position: Position, values: dict[str, tf.Tensor], evaluation_due: bool) -> None:
-        if not self._made:
+        if self._identity is None:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._made = True
-        elif not self.directory.is_dir():
-            # To make it anew would hide that a disk is gone.
-            raise FileNotFoundError("the folder has vanished")
-        folder = write_checkpoint(self.directory, step, position, values, keep=self.keep)
+            self._identity = identity_of(self.directory)
+        elif self._last is not None and self._last.is_dir():
+            self._identity = identity_of(self.directory)  # a disk that was mounted anew has another one
+        folder = write_checkpoint(self.directory, step, position, values, keep=self.keep, identity=self._identity)
+        self._last = folder
         if evaluation_due:
             note_evaluation_due(folder)
 

@@ -5,6 +5,7 @@ A checkpoint is a folder `step-00000120` that holds TensorFlow's own `tf.train.C
 name and renamed when it is complete.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -49,7 +50,13 @@ class Saved:
 
 
 def write_checkpoint(
-    directory: Path, step: int, position: Position, values: Mapping[str, tf.Tensor], *, keep: int
+    directory: Path,
+    step: int,
+    position: Position,
+    values: Mapping[str, tf.Tensor],
+    *,
+    keep: int,
+    identity: tuple[int, int],
 ) -> Path:
     """Writes a checkpoint, then removes the oldest beyond `keep`.
 
@@ -59,6 +66,7 @@ def write_checkpoint(
         position: where in the data to go on.
         values: the values of all variables, by name, on the host.
         keep: how many checkpoints stay.
+        identity: of the directory. To make another one in its place would hide that a disk has gone.
 
     Returns:
         The checkpoint's folder.
@@ -66,6 +74,7 @@ def write_checkpoint(
     Raises:
         OSError: the checkpoint could not be written; those that were there still are.
     """
+    _require_identity(directory, identity)
     final = directory / f"step-{step:08d}"
     if final.exists() and _damage(final) is None:
         return final
@@ -78,6 +87,7 @@ def write_checkpoint(
         for file in temporary.iterdir():
             _sync(file)
         os.chmod(temporary, 0o755)
+        _require_identity(directory, identity)
         if final.exists():
             # A damaged checkpoint of the same step gives way.
             shutil.rmtree(final)
@@ -85,6 +95,9 @@ def write_checkpoint(
         _sync(directory)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
+        if identity_of(directory) not in (None, identity):
+            with contextlib.suppress(OSError):
+                directory.rmdir()  # TensorFlow makes a folder that is missing
         raise
     for old in _folders(directory)[:-keep]:
         shutil.rmtree(old, ignore_errors=True)
@@ -94,6 +107,20 @@ def write_checkpoint(
 def note_evaluation_due(folder: Path) -> None:
     """Adds to a checkpoint that an evaluation after its step was broken off, and is to be done first."""
     write_whole(folder / _EVALUATION_DUE, "")
+
+
+def identity_of(directory: Path) -> "tuple[int, int] | None":
+    """Returns what tells a folder from another one of the same name; None where there is none."""
+    try:
+        found = os.stat(directory)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _require_identity(directory: Path, identity: tuple[int, int]) -> None:
+    if identity_of(directory) != identity:
+        raise FileNotFoundError("the folder has vanished")
 
 
 def remove_left_overs(directory: Path) -> None:
