@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,16 +21,27 @@ class RunningJob:
         flags: of `scripts/train.py`, or a script of the test's own and its arguments.
         launch: options of `tfdist launch`.
         script: the script.
+        prefix: what the launcher's command begins with.
         **env: environment variables of the job.
     """
 
-    def __init__(self, folder: Path, flags: list[str], launch: list[str], script: str = "scripts/train.py", **env: str):
+    def __init__(
+        self,
+        folder: Path,
+        flags: list[str],
+        launch: list[str],
+        script: str = "scripts/train.py",
+        *,
+        prefix: Sequence[str] = (),
+        **env: str,
+    ):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.log = folder / "log.txt"
         with open(self.log, "ab") as stream:
             self.process = subprocess.Popen(
                 [
+                    *prefix,
                     sys.executable,
                     "-m",
                     "tfdist.cli",
