@@ -140,6 +140,7 @@ def _fit(config, spec, model, optimizer, data, times, hook):
                 keep=output.keep_checkpoints,
                 resume=output.resume,
                 on_save_error=output.on_save_error,
+                asynchronous=output.async_save,
             )
         )
     if output.log_dir is not None:
@@ -188,7 +189,10 @@ def _loop(config, spec, model, optimizer, data, times, hook):
     if output.checkpoint_dir is not None:
         loop.build(data.train)
         checkpoints = loop.checkpoints(
-            output.checkpoint_dir, keep=output.keep_checkpoints, on_save_error=output.on_save_error
+            output.checkpoint_dir,
+            keep=output.keep_checkpoints,
+            on_error=output.on_save_error,
+            asynchronous=output.async_save,
         )
         loop.resume(checkpoints, output.resume)
     chief = is_chief(loop.strategy)

@@ -59,6 +59,7 @@ def test_every_flag_arrives(tmp_path):
         "--keep_checkpoints=2",
         "--resume=must",
         "--on_save_error=continue",
+        "--noasync_save",
         "--seed=11",
         f"--summary_json={tmp_path}/summary.json",
         "--trace_steps=3:7",
@@ -73,14 +74,14 @@ def test_every_flag_arrives(tmp_path):
         optimizer=config.OptimizerConfig("lamb", 0.25, 5),
         step=config.StepConfig("mixed_bfloat16", None, "collective", 4, 1.5, True),
         output=config.OutputConfig(
-            str(tmp_path), f"{tmp_path}/new", 8, 2, "must", "continue", f"{tmp_path}/summary.json", "3:7", True
+            str(tmp_path), f"{tmp_path}/new", 8, 2, "must", "continue", False, f"{tmp_path}/summary.json", "3:7", True
         ),
         seed=11,
     )
     defaults = absl_flags.FlagValues()
     flags.define(defaults)
     # A flag that is left out above would go untested.
-    assert len(defaults) == 31
+    assert len(defaults) == 32
 
 
 @pytest.mark.parametrize(

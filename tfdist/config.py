@@ -208,6 +208,7 @@ class OutputConfig:
         keep_checkpoints: How many stay.
         resume: One of RESUMES.
         on_save_error: One of ON_SAVE_ERROR.
+        async_save: Whether training goes on while a checkpoint is written.
         summary_json: File of the run's figures, or None.
         trace_steps: FIRST:END, the steps of which a Chrome trace is written into log_dir, or None.
         profile: Whether TensorFlow's profiler runs over these steps as well.
@@ -219,6 +220,7 @@ class OutputConfig:
     keep_checkpoints: int = 3
     resume: str = "auto"
     on_save_error: str = "stop"
+    async_save: bool = True
     summary_json: str | None = None
     trace_steps: str | None = None
     profile: bool = False

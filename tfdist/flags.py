@@ -62,6 +62,7 @@ def define(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     whole("keep_checkpoints", 3, "How many checkpoints stay.")
     text("on_save_error", "stop", f"{_choices(config.ON_SAVE_ERROR)}: what to do where a checkpoint cannot be written.")
     text("resume", "auto", f"{_choices(config.RESUMES)}: whether to go on from the newest checkpoint.")
+    flags.DEFINE_boolean("async_save", True, "Train on while a checkpoint is written.", flag_values=flag_values)
     whole("seed", None, "Two runs of one configuration with the same seed give the same weights.")
     text("trace_steps", None, "FIRST:END, such as 100:110: steps of which a Chrome trace goes into --log_dir.")
     flags.DEFINE_boolean(
@@ -100,6 +101,7 @@ def parse(values: flags.FlagValues) -> config.TrainConfig:
             keep_checkpoints=values.keep_checkpoints,
             resume=values.resume,
             on_save_error=values.on_save_error,
+            async_save=values.async_save,
             summary_json=values.summary_json,
             trace_steps=values.trace_steps,
             profile=values.profile,

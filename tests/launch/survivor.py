@@ -3,7 +3,8 @@
 Usage: survivor.py {fit,loop} FOLDER, by `tfdist launch`. SLOW=PHASE[:WORKER] makes PHASE (trace, data, step,
 evaluation, callback, save) take SECONDS, at its time AT, on that worker or on all; the file `at-PHASE-WORKER` in FOLDER
 tells when. It is written once, so that a restarted worker is not slow again. LOST=PLACE lets the worker at that place
-die in its third epoch, and at once when it is started again. PACE is a rest in seconds after each call that trains.
+die in its third epoch, and at once when it is started again. PACE is a rest in seconds after each call that trains;
+with SYNC, training waits for its saves.
 The chief appends the number of every step to `steps` and
 the losses of every epoch to `losses`, and every worker leaves a hash of its weights.
 """
@@ -38,6 +39,7 @@ def main() -> None:
     seconds, at = float(os.environ.get("SECONDS", "0")), int(os.environ.get("AT", "1"))
     times: collections.Counter[str] = collections.Counter()
     index = tfdist.Cluster.detect().index
+    asynchronous = "SYNC" not in os.environ
     lost = os.environ.get("LOST") == os.environ["TFDIST_PLACE"]
     if lost and os.environ["TFDIST_RESTARTS"] != "0":
         os._exit(9)
@@ -84,7 +86,7 @@ def main() -> None:
 
     if kind == "fit":
         tfdist.prepare(model, step_listener=seen)
-        saves = SaveCheckpoints(folder / "checkpoints", every=EVERY)
+        saves = SaveCheckpoints(folder / "checkpoints", every=EVERY, asynchronous=asynchronous)
         watch = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: note(folder, index, epoch, logs))
         data, validation = batches("data"), batches("evaluation")
         model.fit(data, epochs=EPOCHS, validation_data=validation, verbose=0, callbacks=[saves, watch])
@@ -92,7 +94,7 @@ def main() -> None:
         source = ArraySource((x, y), batch_size=BATCH, seed=2)
         loop = tfdist.TrainLoop(model, loss=loss, optimizer=model.optimizer, steps_per_loop=3, step_listener=seen)
         loop.build(source)
-        checkpoints = loop.checkpoints(folder / "checkpoints")
+        checkpoints = loop.checkpoints(folder / "checkpoints", asynchronous=asynchronous)
         loop.resume(checkpoints)
         loop.run(
             source,

@@ -438,7 +438,7 @@ def test_a_disk_that_takes_no_more(strategies, small_disk, caplog, how):
     """By default training stops with a message; with "continue" it goes on, and saves again when there is room."""
     folder, make_read_only = small_disk
     checkpoints = made_small(strategies, folder)
-    careless = made_small(strategies, folder, on_save_error="continue")
+    careless = made_small(strategies, folder, on_error="continue")
     if how == "full":
         with contextlib.suppress(OSError):
             (folder / "filler").write_bytes(b"x" * 300_000)

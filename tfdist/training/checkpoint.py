@@ -45,6 +45,8 @@ class Checkpoints:
         hook: its state is saved too.
         keep: how many checkpoints stay.
         on_error: what to do where a checkpoint cannot be written: "stop" the training, or "continue" it.
+        asynchronous: training goes on while a checkpoint is written. A worker that is lost meanwhile takes it along, so
+            that up to twice as many steps are repeated.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Checkpoints:
         hook: "Hook | None" = None,
         keep: int = 3,
         on_error: str = "stop",
+        asynchronous: bool = True,
     ):
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise UsageError(f"keep={keep!r}: at least 1 checkpoint must be kept")
@@ -64,6 +67,7 @@ class Checkpoints:
         self.directory = Path(directory)
         self.keep = keep
         self.on_error = on_error
+        self.asynchronous = asynchronous
         self._writer = Writer()
         self._identity: tuple[int, int] | None = None
         self._last: Path | None = None
@@ -74,7 +78,7 @@ class Checkpoints:
         self._gatherer: StateGatherer | None = None
 
     def save(self, step: int, position: Position, *, wait: bool = False, evaluation_due: bool = False) -> None:
-        """Takes what there is now, and writes it while training goes on.
+        """Takes what there is now, and writes it, while training goes on.
 
         Every worker calls it: the chief takes a copy and writes it in a thread, one checkpoint after the other; the
         others go on at once. Oldest checkpoints beyond `keep` are removed.
@@ -98,7 +102,7 @@ class Checkpoints:
             values = {name: tf.identity(self._local(variable)) for name, variable in self._objects().items()}
             values |= {_hook_key(i): tf.constant(value) for i, value in enumerate(hook_values)}
         self._writer.write(lambda: self._write(step, position, values, evaluation_due), f"step {step}")
-        if wait:
+        if wait or not self.asynchronous:
             self.wait()
         self.check()
 

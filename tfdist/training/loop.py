@@ -131,9 +131,14 @@ class TrainLoop:
         """Creates all variables for batches such as `dataset` gives; needed before a checkpoint is restored."""
         self._runner.functions(self._feed(dataset).element_spec)
 
-    def checkpoints(self, directory: Any, *, keep: int = 3, on_save_error: str = "stop") -> Checkpoints:
-        """Returns the checkpoints of this training in `directory`; call `build` first. See `Checkpoints`."""
-        return Checkpoints(directory, self.model, self.strategy, hook=self.hook, keep=keep, on_error=on_save_error)
+    def checkpoints(self, directory: Any, **options: Any) -> Checkpoints:
+        """Returns the checkpoints of this training in `directory`; call `build` first.
+
+        Args:
+            directory: where they are.
+            **options: see `Checkpoints`.
+        """
+        return Checkpoints(directory, self.model, self.strategy, hook=self.hook, **options)
 
     def resume(self, checkpoints: Checkpoints, resume: str = "auto") -> bool:
         """Continues from the newest checkpoint; see `Checkpoints.restore`. Returns whether there was one."""

@@ -22,6 +22,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
         keep: how many checkpoints stay.
         resume: "auto" (continue where there is a checkpoint), "must" (or fail), "never".
         on_save_error: "stop" or "continue", where a checkpoint cannot be written.
+        asynchronous: see `Checkpoints`.
     """
 
     same_on_all = True
@@ -34,6 +35,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
         keep: int = 3,
         resume: str = "auto",
         on_save_error: str = "stop",
+        asynchronous: bool = True,
     ):
         super().__init__()
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
@@ -45,6 +47,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
         self.keep = keep
         self.resume = resume
         self.on_save_error = on_save_error
+        self.asynchronous = asynchronous
         self._checkpoints: Checkpoints | None = None
         self._saved_at = -1
 
@@ -58,6 +61,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
             hook=runner.options.hook,
             keep=self.keep,
             on_error=self.on_save_error,
+            asynchronous=self.asynchronous,
         )
         saved = self._checkpoints.restore(self.resume)
         if saved is not None:
