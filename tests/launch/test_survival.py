@@ -58,8 +58,8 @@ def undisturbed(tmp_path_factory):
 def test_killed_workers(undisturbed, tmp_path, number):
     """Five kills a job, at random moments; every third one while the chief writes a checkpoint.
 
-    Two of the jobs wait for their saves, and repeat `checkpoint_every` steps at most; the others, whose newest checkpoint
-    may be lost with the chief, twice as many.
+    Two of the jobs wait for their saves, and repeat `checkpoint_every` steps at most; the others, whose newest
+    checkpoint may be lost with the chief, twice as many.
     """
     generator = random.Random(number)
     kind = ("fit", "loop")[number % 2]

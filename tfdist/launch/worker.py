@@ -127,7 +127,8 @@ class Worker:
 
     def dump_stack(self) -> None:
         """Makes a process that does not answer print where it is, if it is one of tfdist's, and ends it."""
-        for number in (signal.SIGCONT, signal.SIGABRT):
+        # The second waits until the first lets a stopped process go on, and is then the first thing it sees.
+        for number in (signal.SIGABRT, signal.SIGCONT):
             try:
                 os.kill(self.pid, number)
             except ProcessLookupError:

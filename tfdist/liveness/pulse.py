@@ -246,7 +246,7 @@ class Pulse:
         if self._phase == "outside":
             return
         say(verdict.text)
-        if verdict.kind == "stuck" and self._index in verdict.workers:
+        if self._index in verdict.workers:
             say("this process is at:")
             faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         deadline = time.monotonic() + _LAST_WORK_S
