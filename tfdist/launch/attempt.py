@@ -53,18 +53,21 @@ class Outcome:
         failure: Why it failed; None where it did not.
         asked_to_stop: It ended because it was asked to, with everything saved.
         interrupted_by: The signal to the launcher that ended it, if one has.
-        at: When the failure came, by the monotonic clock.
+        began: When it began, by the monotonic clock.
+        at: When the failure came, by the same clock.
     """
 
     failure: "Failure | None"
     asked_to_stop: bool
     interrupted_by: "int | None"
+    began: float
     at: float
 
 
 def run_attempt(
     job: Job,
     number: int,
+    lost_s: float,
     screen: Screen,
     logs: "Sequence[BinaryIO] | None",
     caught: CaughtSignals,
@@ -78,6 +81,7 @@ def run_attempt(
     Args:
         job: What to run.
         number: How often the job was started before.
+        lost_s: Seconds that failures have cost so far.
         screen: Where messages go.
         logs: A file for each worker's output.
         caught: The signals sent to this process.
@@ -114,6 +118,7 @@ def run_attempt(
                     "TF_CONFIG": Cluster(addresses, index, "tfdist launch").tf_config(),
                     "TFDIST_MONITOR": monitor.address,
                     "TFDIST_RESTARTS": str(number),
+                    "TFDIST_LOST_SECONDS": f"{lost_s:.3f}",
                     "TFDIST_PLACE": str(places[index]),
                     PLANNED_WORKERS: str(job.workers),
                     "PYTHONUNBUFFERED": "1",
@@ -145,7 +150,7 @@ def run_attempt(
                 step=None if steps is None else steps[1],
                 after_s=time.monotonic() - began,
             )
-    return Outcome(failure, supervisor.asked_to_stop, supervisor.interrupted_by, supervisor.failed_at)
+    return Outcome(failure, supervisor.asked_to_stop, supervisor.interrupted_by, began, supervisor.failed_at)
 
 
 def _cores(index: int, each: int) -> set[int]:

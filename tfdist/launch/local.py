@@ -123,6 +123,9 @@ class _Restarts:
         self._caught = caught
         self._events = events
         self._last: Outcome | None = None
+        self._began = time.monotonic()
+        self._lost_s = 0.0
+        self._repeated = 0
 
     def run(self) -> int:
         """Returns the exit code of the job."""
@@ -132,6 +135,7 @@ class _Restarts:
             outcome = run_attempt(
                 self._job,
                 self._budget.total,
+                self._lost_s,
                 self._screen,
                 self._logs,
                 self._caught,
@@ -143,6 +147,7 @@ class _Restarts:
                 continue
             failure = outcome.failure
             if failure is None or outcome.interrupted_by is not None:
+                self._sum_up()
                 return _code(outcome)
             progress = self._budget.progressed(failure.step)
             wait_s = None
@@ -156,6 +161,7 @@ class _Restarts:
             if interrupted_by := self._wait(outcome.at + wait_s):
                 return 128 + interrupted_by
             self._last = outcome
+            self._lost_s += time.monotonic() - outcome.at
 
     def _well_places(self) -> list[int]:
         """Returns where to start workers: all places but those that are left out, or found not to be well."""
@@ -198,10 +204,20 @@ class _Restarts:
             return
         failure, lost_s = self._last.failure, time.monotonic() - self._last.at
         repeated = max(0, (failure.step or 0) - step)
+        self._repeated += repeated
         self._note(f"training goes on from step {step}: {repeated} step(s) are repeated, {lost_s:.1f} s were lost")
         if self._events is not None:
             line = {"event": "resumed", "step": step, "repeated_steps": repeated, "lost_s": round(lost_s, 3)}
             append(self._events, line)
+
+    def _sum_up(self) -> None:
+        """Says what the failures have cost, at the end of a job that had some."""
+        if self._budget.total:
+            took_s = time.monotonic() - self._began
+            self._note(
+                f"{self._budget.total} restart(s): {self._repeated} step(s) were repeated, and {self._lost_s:.1f} s of "
+                f"{took_s:.1f} s went by between failures and new starts"
+            )
 
     def _wait(self, until: float) -> "int | None":
         """Waits; returns the signal that ends the job meanwhile, if one does."""

@@ -69,7 +69,8 @@ class RunRecord:
         steps: timed steps; those of calls that traced are left out.
         step_ms: {"mean", "median", "p95", "p99"} on the chief.
         workers: one entry for each worker.
-        lost_seconds: {"startup", "evaluation", "save"}: what was spent on the chief on other than steps.
+        lost_seconds: {"startup", "evaluation", "save", "restarts"}: what was spent on the chief on other than steps,
+            and what the launcher took between failures and new starts.
         flops_per_example: of forward and backward pass; None where they cannot be counted.
         mfu: model FLOPs utilization, from 0 to 1; None where the peak of the devices is not known.
         provenance: versions, devices, host, command, commit, start.

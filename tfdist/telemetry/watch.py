@@ -49,7 +49,8 @@ class Telemetry:
         self._untimed: StepReport | None = None
         self._previous_end: float | None = None
         self._away = self._agreeing = 0.0
-        self._lost = {"startup": 0.0, "evaluation": 0.0, "save": 0.0}
+        lost_before = float(os.environ.get("TFDIST_LOST_SECONDS", "0"))
+        self._lost = {"startup": 0.0, "evaluation": 0.0, "save": 0.0, "restarts": lost_before}
         self._sums: np.ndarray | None = None
         self._peaks: np.ndarray | None = None
         self._recent: collections.deque[float] = collections.deque(maxlen=_KEPT_STEPS)
