@@ -12,6 +12,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context as tf_context
 
 from tfdist.cluster import Cluster, rendezvous
+from tfdist.cluster.gpus import SeenGPUs, own_gpus
 from tfdist.cluster.mpi import leave as leave_mpi
 from tfdist.cluster.mpi import processes
 from tfdist.config import STRATEGIES, did_you_mean
@@ -40,7 +41,8 @@ def make_strategy(
         name: "one_device", "mirrored", "multi_worker", or "auto": multi_worker where the environment describes
             a cluster of more than one worker, else mirrored where there is more than one accelerator, else
             one_device.
-        devices: devices of this process, such as ["GPU:0", "GPU:1"]. By default all accelerators, or the CPU.
+        devices: devices of this process, such as ["GPU:0", "GPU:1"]. By default all accelerators, or the CPU. Workers
+            on one host that see the same GPUs divide them first, and then each counts its own from 0.
         num_devices: how many devices to take on each worker. Without accelerators, as many logical CPU devices are
             made.
         cluster: who takes part; by default `Cluster.detect()`.
@@ -267,10 +269,10 @@ def _multi_worker(
         raise UsageError(f"num_devices={wanted}: there are {num_gpus} GPUs; ask for at most {num_gpus}")
     if _devices_are_initialised():
         raise UsageError(_INITIALISED.format(what="the collectives of multi_worker"))
-    if num_gpus and wanted is not None:
-        indices = [int(d.rpartition(":")[2]) for d in devices] if devices else range(wanted)
+    share = _meet(cluster, start_timeout, num_gpus) if cluster.num_workers > 1 else range(num_gpus)
+    if num_gpus:
         physical = tf.config.list_physical_devices("GPU")
-        tf.config.set_visible_devices([physical[i] for i in indices], "GPU")
+        tf.config.set_visible_devices([physical[i] for i in _choose_gpus(share, devices, num_devices)], "GPU")
     implementation = tf.distribute.experimental.CommunicationImplementation
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=implementation.NCCL if num_gpus else implementation.RING
@@ -278,7 +280,6 @@ def _multi_worker(
     if cluster.num_workers == 1:
         resolver: tf.distribute.cluster_resolver.ClusterResolver = _LocalResolver()
     else:
-        _meet(cluster, start_timeout)
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if num_gpus or wanted in (None, 1):
         return tf.distribute.MultiWorkerMirroredStrategy(resolver, communication_options=options)
@@ -287,9 +288,22 @@ def _multi_worker(
     return CPUWorkersStrategy(wanted, resolver, options)
 
 
-def _meet(cluster: Cluster, start_timeout: float) -> None:
-    """Waits for the other workers, and prepares what TensorFlow needs to work with them."""
-    agreement = rendezvous(cluster, timeout_s=start_timeout, seed=global_seed())
+def _choose_gpus(share: range, devices: "Sequence[str] | None", num_devices: "int | None") -> list[int]:
+    """Returns the GPUs to use out of this worker's share, which `devices` and `num_devices` count from 0."""
+    places = [int(device.rpartition(":")[2]) for device in devices] if devices else range(num_devices or len(share))
+    if max(places) >= len(share):
+        given = f"devices={list(devices)}" if devices else f"num_devices={num_devices}"
+        raise UsageError(
+            f"{given}: this worker's share of its host's GPUs has {len(share)}; name GPU:0 to GPU:{len(share) - 1}, "
+            f"ask for at most {len(share)}, or start fewer workers on the host"
+        )
+    return [share[place] for place in places]
+
+
+def _meet(cluster: Cluster, start_timeout: float, num_gpus: int) -> range:
+    """Waits for the other workers, prepares what TensorFlow needs to work with them, and returns this one's GPUs."""
+    gpus = SeenGPUs.detect(num_gpus, os.environ)
+    agreement = rendezvous(cluster, timeout_s=start_timeout, seed=global_seed(), gpus=gpus)
     if global_seed() is None:
         # Every worker builds the same input pipeline: without a common seed an unseeded shuffle would give
         # each worker another order, and examples would be read twice or not at all.
@@ -297,6 +311,8 @@ def _meet(cluster: Cluster, start_timeout: float) -> None:
     os.environ["TF_CONFIG"] = cluster.tf_config()
     if processes():
         _leave_a_thread_to_wait()
+    shares = cluster.index in agreement.sharing_gpus
+    return own_gpus(num_gpus, cluster.local_rank, cluster.local_size) if shares else range(num_gpus)
 
 
 def _leave_a_thread_to_wait() -> None:

@@ -23,19 +23,32 @@ def addresses() -> Callable[[int], tuple[str, ...]]:
 
 
 @pytest.fixture
-def meet() -> Callable[..., list]:
-    """Runs the rendezvous of several workers at once; returns what each got or raised."""
+def meet_all() -> Callable[[list[Callable[[], object]]], list]:
+    """Calls all of several functions at once; returns what each returned or raised."""
 
-    def run(clusters: list[Cluster], *, timeout_s: float = 10.0, seeds: list | None = None) -> list:
-        def one(place: int) -> object:
+    def run(calls: list[Callable[[], object]]) -> list:
+        def one(call: Callable[[], object]) -> object:
             try:
-                seed = seeds[place] if seeds else None
-                return rendezvous(clusters[place], timeout_s=timeout_s, seed=seed)
+                return call()
             except Exception as error:
                 return error
 
-        with ThreadPoolExecutor(len(clusters)) as pool:
-            return list(pool.map(one, range(len(clusters))))
+        with ThreadPoolExecutor(len(calls)) as pool:
+            return list(pool.map(one, calls))
+
+    return run
+
+
+@pytest.fixture
+def meet(meet_all: Callable[..., list]) -> Callable[..., list]:
+    """Runs the rendezvous of several workers at once; returns what each got or raised."""
+
+    def run(clusters: list[Cluster], *, timeout_s: float = 10.0, seeds: list | None = None) -> list:
+        def call(place: int) -> Callable[[], object]:
+            seed = seeds[place] if seeds else None
+            return lambda: rendezvous(clusters[place], timeout_s=timeout_s, seed=seed)
+
+        return meet_all([call(place) for place in range(len(clusters))])
 
     return run
 
