@@ -75,11 +75,13 @@ def _run(arguments: list[str]) -> int:
 
 
 def _launch(arguments: list[str]) -> int:
+    from tfdist.launch import render
     from tfdist.launch.local import launch
 
     parser = _Parser(
         prog="tfdist launch",
-        usage="tfdist launch --workers=N [--mpi] [--pin=CORES] [--log_dir=DIR] [--start_port=PORT] SCRIPT [ARGS...]",
+        usage="tfdist launch --workers=N [--mpi] [--pin=CORES] [--log_dir=DIR] [--start_port=PORT] SCRIPT [ARGS...]\n"
+        "       tfdist launch --render=SYSTEM --workers=N [--render_to=FILE] SCRIPT [ARGS...]",
         description="Runs a Python script in N worker processes on this machine, with TF_CONFIG set for "
         "each.\nEverything after SCRIPT goes to the script as it is.",
         epilog="What a worker prints comes out with '[worker 1] ' before each line. When a worker fails the "
@@ -108,6 +110,13 @@ def _launch(arguments: list[str]) -> int:
         type=int,
         help="worker i gets PORT + i (default: free ports are picked)",
     )
+    parser.add_argument(
+        "--max_restarts",
+        metavar="K",
+        type=int,
+        help="with --render=kubernetes: start all workers again up to K times after one has failed",
+    )
+    render.add_options(parser)
     first = _end_of_options(arguments)
     try:
         options = parser.parse_args(arguments[:first])
@@ -118,6 +127,8 @@ def _launch(arguments: list[str]) -> int:
         command = command[1:]
     if not command:
         raise UsageError("SCRIPT is missing: tfdist launch --workers=N SCRIPT [ARGS...]")
+    if render.wants(options):
+        return render.main(options, command)
     return launch(
         options.workers,
         command,

@@ -1,14 +1,24 @@
-"""Helpers for the tests of the cluster: free ports, and several workers meeting at once."""
+"""Helpers for the tests of the cluster: free ports, several workers meeting at once, a Slurm."""
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
 
+from tests.cluster.slurm_daemons import Slurm, running_slurm, why_not
 from tfdist.cluster import Cluster, rendezvous
 from tfdist.cluster.ports import HOST, hold_ports
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """A Slurm of one node with two CPUs, on this machine."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with running_slurm(tmp_path_factory.mktemp("slurm")) as slurm:
+        yield slurm
 
 
 @pytest.fixture

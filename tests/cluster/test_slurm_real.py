@@ -1,0 +1,117 @@
+"""Jobs of a real Slurm: tasks that srun starts, and the script that `tfdist launch --render=slurm` writes."""
+
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.slurm_daemons import Slurm
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+_SUM = """
+import tensorflow as tf
+import tfdist
+
+cluster = tfdist.Cluster.detect()
+strategy = tfdist.make_strategy("auto", start_timeout=90)
+total = strategy.reduce("SUM", strategy.run(lambda: tf.constant(cluster.index + 1.0)), axis=None)
+place = f"{cluster.local_rank} of {cluster.local_size}"
+print(f"{cluster.source}: {cluster.index} of {cluster.num_workers}, {place} here, total {float(total)}", flush=True)
+"""
+
+_RUN = """
+import os, signal, sys, time
+from pathlib import Path
+
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))  # as a worker that saves, and wants to be started again
+rank, run = os.environ["SLURM_PROCID"], os.environ.get("SLURM_RESTART_COUNT", "0")
+print("run", run, "task", rank, sys.argv[1:], flush=True)
+marker = Path(f"{sys.argv[1]}.{rank}")
+if marker.exists():
+    sys.exit(int(sys.argv[3]))
+marker.touch()
+while sys.argv[2] == "wait":
+    time.sleep(0.1)
+sys.exit(75)
+"""
+
+
+@pytest.fixture
+def submit(slurm: Slurm, tmp_path: Path) -> Callable[..., str]:
+    """Submits a job of two workers as `tfdist launch --render=slurm` writes it; returns its number."""
+
+    def run(*arguments: str) -> str:
+        (tmp_path / "run.py").write_text(_RUN)
+        made = slurm.run(
+            *(sys.executable, "-m", "tfdist.cli", "launch", "--workers=2", "--render=slurm"),
+            *(f"--render_to={tmp_path}/job.sh", f"--render_option=output={tmp_path}/output"),
+            *(f"{tmp_path}/run.py", f"{tmp_path}/marker", *arguments),
+        )
+        assert made.returncode == 0, made.stderr
+        submitted = slurm.run("sbatch", "--parsable", f"{tmp_path}/job.sh", cwd=tmp_path)
+        assert submitted.returncode == 0, submitted.stderr
+        return submitted.stdout.strip()
+
+    return run
+
+
+def _wait_for_output(path: Path, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists() or path.read_text().count("task") < count:
+        assert time.monotonic() < deadline, path.read_text() if path.exists() else "no output"
+        time.sleep(0.1)
+
+
+def test_tasks_of_srun_are_one_cluster_and_train_together(slurm, tmp_path):
+    (tmp_path / "sum.py").write_text(_SUM)
+    done = slurm.run("srun", "-n2", sys.executable, f"{tmp_path}/sum.py", timeout=180)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(re.findall("Slurm: .*", done.stdout)) == [
+        f"Slurm: {index} of 2, {index} of 2 here, total 3.0" for index in range(2)
+    ]
+
+
+def test_a_preempted_job_runs_again(slurm, submit, tmp_path):
+    job = submit("go", "0", "$HOME 'and' \"more\"")
+    found = slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", timeout=60)
+    output = (tmp_path / "output").read_text()
+    assert (found["JobState"], found["Restarts"], found["ExitCode"]) == ("COMPLETED", "1", "0:0"), output
+    assert sorted(re.findall(r"run (\d) task (\d) .*\"\$HOME 'and' ...more", output.replace("\\", ""))) == [
+        ("0", "0"),
+        ("0", "1"),
+        ("1", "0"),
+        ("1", "1"),
+    ], output
+
+
+@pytest.mark.parametrize("code", [1, 2, 3])
+def test_the_exit_code_is_the_job_s(code, slurm, submit, tmp_path):
+    for rank in range(2):
+        (tmp_path / f"marker.{rank}").touch()
+    found = slurm.wait_for(submit("go", str(code)), "COMPLETED", "FAILED", "CANCELLED", timeout=60)
+    assert (found["JobState"], found["Restarts"], found["ExitCode"]) == ("FAILED", "0", f"{code}:0")
+
+
+def test_sigterm_reaches_the_workers_and_the_job_runs_again(slurm, submit, tmp_path):
+    job = submit("wait", "0")
+    _wait_for_output(tmp_path / "output", 2)
+    slurm.run("scancel", "--signal=TERM", job)  # what --signal=TERM@120 does
+    found = slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", timeout=60)
+    output = (tmp_path / "output").read_text()
+    assert (found["JobState"], found["Restarts"]) == ("COMPLETED", "1"), output
+
+
+def test_a_cancelled_job_stays_so(slurm, submit, tmp_path):
+    job = submit("wait", "0")
+    _wait_for_output(tmp_path / "output", 2)
+    slurm.run("scancel", job)
+    deadline = time.monotonic() + 60
+    while slurm.run("squeue", "-h", f"--jobs={job}").stdout.strip():
+        assert time.monotonic() < deadline, slurm.job(job)
+        time.sleep(0.2)
+    found = slurm.job(job)
+    assert (found["JobState"], found["Restarts"]) == ("CANCELLED", "0"), found
