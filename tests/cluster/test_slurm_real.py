@@ -1,9 +1,10 @@
 """Jobs of a real Slurm: tasks that srun starts, and the script that `tfdist launch --render=slurm` writes."""
 
+import json
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,12 +25,12 @@ print(f"{cluster.source}: {cluster.index} of {cluster.num_workers}, {place} here
 """
 
 _RUN = """
-import os, signal, sys, time
+import json, os, signal, sys, time
 from pathlib import Path
 
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))  # as a worker that saves, and wants to be started again
 rank, run = os.environ["SLURM_PROCID"], os.environ.get("SLURM_RESTART_COUNT", "0")
-print("run", run, "task", rank, sys.argv[1:], flush=True)
+print("run", run, "task", rank, json.dumps(sys.argv[4:]), flush=True)
 marker = Path(f"{sys.argv[1]}.{rank}")
 if marker.exists():
     sys.exit(int(sys.argv[3]))
@@ -44,11 +45,12 @@ sys.exit(75)
 def submit(slurm: Slurm, tmp_path: Path) -> Callable[..., str]:
     """Submits a job of two workers as `tfdist launch --render=slurm` writes it; returns its number."""
 
-    def run(*arguments: str) -> str:
+    def run(*arguments: str, options: Sequence[str] = ()) -> str:
         (tmp_path / "run.py").write_text(_RUN)
         made = slurm.run(
             *(sys.executable, "-m", "tfdist.cli", "launch", "--workers=2", "--render=slurm"),
             *(f"--render_to={tmp_path}/job.sh", f"--render_option=output={tmp_path}/output"),
+            *(f"--render_option={option}" for option in options),
             *(f"{tmp_path}/run.py", f"{tmp_path}/marker", *arguments),
         )
         assert made.returncode == 0, made.stderr
@@ -76,16 +78,14 @@ def test_tasks_of_srun_are_one_cluster_and_train_together(slurm, tmp_path):
 
 
 def test_a_preempted_job_runs_again(slurm, submit, tmp_path):
-    job = submit("go", "0", "$HOME 'and' \"more\"")
+    argument = "$HOME 'and' \"more\"\n"
+    job = submit("go", "0", argument)
     found = slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", timeout=60)
     output = (tmp_path / "output").read_text()
     assert (found["JobState"], found["Restarts"], found["ExitCode"]) == ("COMPLETED", "1", "0:0"), output
-    assert sorted(re.findall(r"run (\d) task (\d) .*\"\$HOME 'and' ...more", output.replace("\\", ""))) == [
-        ("0", "0"),
-        ("0", "1"),
-        ("1", "0"),
-        ("1", "1"),
-    ], output
+    arguments = json.dumps([argument])
+    expected = [f"run {run} task {rank} {arguments}" for run in range(2) for rank in range(2)]
+    assert sorted(re.findall("run .*", output)) == expected, output
 
 
 @pytest.mark.parametrize("code", [1, 2, 3])
@@ -96,11 +96,12 @@ def test_the_exit_code_is_the_job_s(code, slurm, submit, tmp_path):
     assert (found["JobState"], found["Restarts"], found["ExitCode"]) == ("FAILED", "0", f"{code}:0")
 
 
-def test_sigterm_reaches_the_workers_and_the_job_runs_again(slurm, submit, tmp_path):
-    job = submit("wait", "0")
+def test_near_the_end_of_its_time_a_job_saves_and_runs_again(slurm, submit, tmp_path):
+    job = submit("wait", "0", options=["time=10"])
     _wait_for_output(tmp_path / "output", 2)
-    slurm.run("scancel", "--signal=TERM", job)  # what --signal=TERM@120 does
-    found = slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", timeout=60)
+    changed = slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=2")  # minutes, of which the last 2 are short
+    assert changed.returncode == 0, changed.stderr
+    found = slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", timeout=120)
     output = (tmp_path / "output").read_text()
     assert (found["JobState"], found["Restarts"]) == ("COMPLETED", "1"), output
 
