@@ -51,7 +51,11 @@ class KubernetesEnvironment(ClusterEnvironment):
             UsageError: If a variable is missing or cannot be right; the message names it.
         """
         count = _number(environ, WORKERS, 1, _MOST_WORKERS)
-        index = _number(environ, INDEX, 0, count - 1)
+        index = _number(environ, INDEX, 0, _MOST_WORKERS - 1)
+        if index >= count:
+            raise UsageError(
+                f"Kubernetes: {INDEX}={index} is no worker of {WORKERS}={count}: from 0 to {count - 1}; {_FIX}"
+            )
         port = _number(environ, PORT, 1, MAX_PORT)
         host = environ.get(HOST, "").strip()
         if not re.fullmatch(r"[A-Za-z0-9._-]+", host.replace("{}", "0", 1)) or len(host) > _LONGEST_HOST:

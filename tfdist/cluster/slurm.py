@@ -53,7 +53,9 @@ class SlurmEnvironment(ClusterEnvironment):
             UsageError: If a variable is missing or does not fit the others; the message names it.
         """
         count = _number(environ, _TASKS, least=1, most=_MOST_TASKS)
-        rank = _number(environ, "SLURM_PROCID", least=0, most=count - 1)
+        rank = _number(environ, "SLURM_PROCID", least=0)
+        if rank >= count:
+            raise UsageError(f"Slurm: SLURM_PROCID={rank} is no task of {_TASKS}={count}; set TF_CONFIG instead")
         nodes = expand_nodes(_value(environ, _NODES))
         counts = expand_counts(_value(environ, _PER_NODE))
         if len(nodes) != len(counts) or sum(counts) != count:
@@ -112,7 +114,7 @@ def expand_counts(text: str) -> list[int]:
     """
     counts: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part.strip())
+        found = re.fullmatch(r"([1-9][0-9]{0,5})(?:\(x([0-9]{1,6})\))?", part.strip())
         if found is None or len(counts) + int(found[2] or 1) > _MOST_TASKS:
             raise UsageError(f"Slurm: {_PER_NODE}={shorten(text)} is not of the form 2(x3),1; set TF_CONFIG instead")
         counts += [int(found[1])] * int(found[2] or 1)
