@@ -24,7 +24,7 @@ def test_all_pods_agree_on_the_workers():
 
 
 def test_one_pod():
-    assert Cluster.detect(pod(TFDIST_WORKERS="1", TFDIST_WORKER_HOST="here")).workers == ("here:2222",)
+    assert Cluster.detect(pod(TFDIST_WORKERS="1")).workers == ("train-workers-0-0.train:2222",)
 
 
 def test_an_indexed_job_may_be_something_else():
@@ -48,7 +48,7 @@ def test_tf_config_comes_first_and_slurm_later():
         ({"JOB_COMPLETION_INDEX": "4"}, "JOB_COMPLETION_INDEX=4 is no worker of TFDIST_WORKERS=4: from 0 to 3"),
         ({"JOB_COMPLETION_INDEX": "-1"}, "JOB_COMPLETION_INDEX='-1': an integer from 0 to 99999"),
         ({"TFDIST_PORT": "70000"}, "TFDIST_PORT='70000': an integer from 1 to 65535"),
-        ({"TFDIST_WORKER_HOST": "train"}, "TFDIST_WORKER_HOST='train' names one host"),
+        ({"TFDIST_WORKER_HOST": "train"}, "TFDIST_WORKER_HOST='train': a host name with {}"),
         ({"TFDIST_WORKER_HOST": ""}, "TFDIST_WORKER_HOST='': a host name with {} in the place of the worker's index"),
         ({"TFDIST_WORKER_HOST": "a{}b{}"}, "TFDIST_WORKER_HOST='a{}b{}': a host name"),
         ({"TFDIST_WORKER_HOST": "a b{}"}, "TFDIST_WORKER_HOST='a b{}': a host name"),

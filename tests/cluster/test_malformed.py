@@ -67,9 +67,7 @@ def detect(told: Mapping[str, Told], original: Mapping[str, Told]) -> Cluster | 
 HOSTS = st.one_of(
     st.sampled_from(["train-workers-0-{}.train", "w{}", "{}.x"]).map(lambda text: Told(text, text.split("{}"))),
     st.sampled_from(["w", "{}{}", "w {}", "{", "w{0}", "ü{}", "w{}/", "w{}:1", "x" * 260 + "{}"]).map(Told),
-    MALFORMED.filter(
-        lambda told: told.text not in ("x", "null", "a" * 100_000, "9" * 25, "-1", "1.5", "1e3", "0x1", "{}")
-    ),
+    MALFORMED.filter(lambda told: told.text != "{}"),
 )
 PORTS = st.sampled_from([Told("1", 1), Told("65535", 65535), Told("0"), Told("65536")]) | MALFORMED
 

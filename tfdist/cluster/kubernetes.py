@@ -58,15 +58,10 @@ class KubernetesEnvironment(ClusterEnvironment):
             )
         port = _number(environ, PORT, 1, MAX_PORT)
         host = environ.get(HOST, "").strip()
-        if not re.fullmatch(r"[A-Za-z0-9._-]+", host.replace("{}", "0", 1)) or len(host) > _LONGEST_HOST:
+        if not re.fullmatch(r"[A-Za-z0-9._-]*\{\}[A-Za-z0-9._-]*", host) or len(host) > _LONGEST_HOST:
             raise UsageError(
                 f"Kubernetes: {HOST}={shorten(host)}: a host name with {{}} in the place of the worker's index is "
                 f"needed, such as train-workers-0-{{}}.train; {_FIX}"
-            )
-        if count > 1 and "{}" not in host:
-            raise UsageError(
-                f"Kubernetes: {HOST}={shorten(host)} names one host, but {WORKERS}={count}; write {{}} in the place "
-                "of the worker's index"
             )
         workers = tuple(f"{host.replace('{}', str(worker))}:{port}" for worker in range(count))
         return Cluster(workers, index, self.name)
