@@ -102,3 +102,9 @@ def test_malformed_gpus_are_foreign(gpus):
     data = {**json.loads(hello.to_line()), "gpus": gpus}
     assert Hello.from_line(json.dumps(data).encode()) is None
     assert dataclasses.asdict(hello)["gpus"] == {"count": 2, "pool": "all"}
+
+
+def test_another_release_is_heard():
+    data = json.loads(Hello(0, ("a:1", "b:2"), None, 10.0, 9.5, {}).to_line())
+    del data["gpus"]
+    assert Hello.from_line(json.dumps(data).encode()).gpus == SeenGPUs(0, None)

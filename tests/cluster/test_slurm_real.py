@@ -49,7 +49,7 @@ def submit(slurm: Slurm, tmp_path: Path) -> Callable[..., str]:
         (tmp_path / "run.py").write_text(_RUN)
         made = slurm.run(
             *(sys.executable, "-m", "tfdist.cli", "launch", "--workers=2", "--render=slurm"),
-            *(f"--render_to={tmp_path}/job.sh", f"--render_option=output={tmp_path}/output"),
+            *(f"--render_to={tmp_path}/job.sh", f"--render_option=output={tmp_path}/its output"),
             *(f"--render_option={option}" for option in options),
             *(f"{tmp_path}/run.py", f"{tmp_path}/marker", *arguments),
         )
@@ -81,7 +81,7 @@ def test_a_preempted_job_runs_again(slurm, submit, tmp_path):
     argument = "$HOME 'and' \"more\"\n"
     job = submit("go", "0", argument)
     found = slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", timeout=60)
-    output = (tmp_path / "output").read_text()
+    output = (tmp_path / "its output").read_text()
     assert (found["JobState"], found["Restarts"], found["ExitCode"]) == ("COMPLETED", "1", "0:0"), output
     arguments = json.dumps([argument])
     expected = [f"run {run} task {rank} {arguments}" for run in range(2) for rank in range(2)]
@@ -98,17 +98,17 @@ def test_the_exit_code_is_the_job_s(code, slurm, submit, tmp_path):
 
 def test_near_the_end_of_its_time_a_job_saves_and_runs_again(slurm, submit, tmp_path):
     job = submit("wait", "0", options=["time=10"])
-    _wait_for_output(tmp_path / "output", 2)
+    _wait_for_output(tmp_path / "its output", 2)
     changed = slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=2")  # minutes, of which the last 2 are short
     assert changed.returncode == 0, changed.stderr
     found = slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", timeout=120)
-    output = (tmp_path / "output").read_text()
+    output = (tmp_path / "its output").read_text()
     assert (found["JobState"], found["Restarts"]) == ("COMPLETED", "1"), output
 
 
 def test_a_cancelled_job_stays_so(slurm, submit, tmp_path):
     job = submit("wait", "0")
-    _wait_for_output(tmp_path / "output", 2)
+    _wait_for_output(tmp_path / "its output", 2)
     slurm.run("scancel", job)
     deadline = time.monotonic() + 60
     while slurm.run("squeue", "-h", f"--jobs={job}").stdout.strip():

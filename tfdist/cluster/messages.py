@@ -69,7 +69,7 @@ class Hello:
             return None
         index, workers, seed = data.get("index"), data.get("workers"), data.get("seed")
         times, versions = (data.get("timeout_s"), data.get("left_s")), data.get("versions")
-        gpus = _seen_gpus(data.get("gpus"))
+        gpus = _seen_gpus(data.get("gpus", asdict(NO_GPUS)))  # another release may say nothing of them
         well_formed = (
             _is_int(index)
             and isinstance(workers, list)
@@ -122,7 +122,7 @@ class Reply:
             return None
         if not _is_int(seed) and not any(errors):
             return None
-        workers = data.get("sharing_gpus")
+        workers = data.get("sharing_gpus", [])
         if not isinstance(workers, list) or not all(map(_is_int, workers)):
             return None
         return cls(seed, *errors, tuple(workers))

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from tfdist.cluster import kubernetes
 from tfdist.cluster.address import shorten
 from tfdist.command import require_folder
@@ -169,7 +167,7 @@ def render(system: str, job: Job) -> str:
 def _slurm(job: Job) -> str:
     if job.image is not None:
         raise UsageError(f"--image={shorten(job.image)} is for --render=kubernetes; leave it out")
-    if job.max_restarts is not None:
+    if job.max_restarts:
         raise UsageError(
             f"--max_restarts={job.max_restarts}: Slurm starts a preempted job again as often as it takes, and a failed "
             "one never; leave it out with --render=slurm"
@@ -262,6 +260,8 @@ def _kubernetes_options(job: Job) -> dict[str, str]:
 
 
 def _fill(template: str, **values: object) -> str:
+    from jinja2 import Environment, PackageLoader, StrictUndefined  # it is slow to import, and seldom needed
+
     environment = Environment(
         loader=PackageLoader("tfdist.launch"),
         undefined=StrictUndefined,
