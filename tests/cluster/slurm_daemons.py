@@ -5,6 +5,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -60,9 +61,13 @@ class Slurm:
     folder: Path
 
     def environment(self, **more: str) -> dict[str, str]:
-        """Returns the environment of this process, without another Slurm's variables, for commands of this Slurm."""
+        """Returns the environment of this process, without another Slurm's variables, for commands of this Slurm.
+
+        The `python` of jobs is the one that runs the tests.
+        """
         own = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "TF_CONFIG"))}
-        return {**own, "SLURM_CONF": str(self.folder / "slurm.conf"), **more}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return {**own, "PATH": path, "SLURM_CONF": str(self.folder / "slurm.conf"), **more}
 
     def run(self, *command: str, timeout: float = 30, **options: object) -> subprocess.CompletedProcess:
         """Runs one of Slurm's commands to its end."""
