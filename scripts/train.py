@@ -31,7 +31,7 @@ def main() -> None:
     import tfdist
     from tfdist.optimizers import make_optimizer
     from tfdist.strategy import is_chief, leave_together, num_workers
-    from tfdist.summary import StepTimes, Summary, peak_memory_mb, weights_sha256
+    from tfdist.summary import StepTimes, Summary, peak_memory_mb, restarts, weights_sha256
     from tfdist.training.checkpoint import require_checkpoint
 
     # What to train, on what. Nothing here touches a device or the network: what is wrong is told at once.
@@ -51,6 +51,7 @@ def main() -> None:
         config.devices.strategy,
         num_devices=config.devices.num_devices,
         start_timeout=config.devices.start_timeout,
+        hang_timeout=config.devices.hang_timeout,
     )
     if data is None:
         data = load()
@@ -88,7 +89,7 @@ def main() -> None:
             final_loss=losses[-1] if losses else None,
             final_metrics=metrics,
             weights_sha256=weights,
-            restarts=0,
+            restarts=restarts(),
             peak_memory_mb=peak_memory_mb(),
         ).write(config.output.summary_json)
     for name, value in metrics.items():
@@ -138,6 +139,7 @@ def _fit(config, spec, model, optimizer, data, times, hook):
                 every=output.checkpoint_every,
                 keep=output.keep_checkpoints,
                 resume=output.resume,
+                on_save_error=output.on_save_error,
             )
         )
     if output.log_dir is not None:
@@ -185,7 +187,9 @@ def _loop(config, spec, model, optimizer, data, times, hook):
     output = config.output
     if output.checkpoint_dir is not None:
         loop.build(data.train)
-        checkpoints = loop.checkpoints(output.checkpoint_dir, keep=output.keep_checkpoints)
+        checkpoints = loop.checkpoints(
+            output.checkpoint_dir, keep=output.keep_checkpoints, on_save_error=output.on_save_error
+        )
         loop.resume(checkpoints, output.resume)
     chief = is_chief(loop.strategy)
     writer = tf.summary.create_file_writer(output.log_dir) if output.log_dir is not None and chief else None
@@ -212,6 +216,8 @@ def _loop(config, spec, model, optimizer, data, times, hook):
             checkpoint_every=output.checkpoint_every,
             callbacks=[show] if output.log_dir is None else [show, _telemetry(config)],
         )
+    elif data.validation is not None:
+        metrics = {f"val_{name}": value for name, value in loop.evaluate(data.validation).items()}
     if writer is not None:
         writer.close()
     if data.test is not None:

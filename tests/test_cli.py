@@ -32,7 +32,7 @@ def test_help_and_version(args, capsys):
     ("args", "said"),
     [
         ([], "a command is missing"),
-        (["lunch"], "no command 'lunch'; the commands are launch, verify"),
+        (["lunch"], "no command 'lunch'; the commands are launch, env, doctor, verify"),
         (["--nothing"], "--nothing"),
         (["launch"], "--workers"),
         (["launch", "--workers"], "--workers"),

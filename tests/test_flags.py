@@ -39,6 +39,7 @@ def test_every_flag_arrives(tmp_path):
         "--strategy=mirrored",
         "--num_devices=2",
         "--start_timeout=3.5",
+        "--hang_timeout=9",
         "--model_config=width=64,dropout=0.5,image_shape=8x8x1,tied=true,pool=mean",
         "--global_batch_size=7",
         "--loop=custom",
@@ -57,6 +58,7 @@ def test_every_flag_arrives(tmp_path):
         "--checkpoint_every=8",
         "--keep_checkpoints=2",
         "--resume=must",
+        "--on_save_error=continue",
         "--seed=11",
         f"--summary_json={tmp_path}/summary.json",
         "--trace_steps=3:7",
@@ -64,21 +66,21 @@ def test_every_flag_arrives(tmp_path):
     )
     sizes = {"width": 64, "dropout": 0.5, "image_shape": (8, 8, 1), "tied": True, "pool": "mean"}
     assert found == config.TrainConfig(
-        devices=config.DeviceConfig("mirrored", 2, 3.5),
+        devices=config.DeviceConfig("mirrored", 2, 3.5, 9.0),
         model=config.ModelConfig("mlp", sizes),
         data=config.DataConfig("digits", 7),
         loop=config.LoopConfig("custom", None, 9, 3),
         optimizer=config.OptimizerConfig("lamb", 0.25, 5),
         step=config.StepConfig("mixed_bfloat16", None, "collective", 4, 1.5, True),
         output=config.OutputConfig(
-            str(tmp_path), f"{tmp_path}/new", 8, 2, "must", f"{tmp_path}/summary.json", "3:7", True
+            str(tmp_path), f"{tmp_path}/new", 8, 2, "must", "continue", f"{tmp_path}/summary.json", "3:7", True
         ),
         seed=11,
     )
     defaults = absl_flags.FlagValues()
     flags.define(defaults)
     # A flag that is left out above would go untested.
-    assert len(defaults) == 29
+    assert len(defaults) == 31
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,8 @@ def test_every_flag_arrives(tmp_path):
         (["--optimizer="], "--optimizer=''"),
         (["--precision=bfloat16"], "did you mean 'mixed_bfloat16'?"),
         (["--loop=costum"], "did you mean 'custom'?"),
+        (["--on_save_error=no"], "--on_save_error='no': choose one of stop, continue"),
+        (["--hang_timeout=0.5"], "--hang_timeout=0.5: a number of seconds of at least 1 is needed"),
         (["--resume=yes"], "--resume='yes': choose one of auto, never, must"),
         (["--transport=mpi"], "--transport='mpi': this process was not started under MPI"),
         (["--num_devices=0"], "--num_devices=0: an integer of at least 1"),

@@ -80,15 +80,17 @@ def _launch(arguments: list[str]) -> int:
 
     parser = _Parser(
         prog="tfdist launch",
-        usage="tfdist launch --workers=N [--mpi] [--pin=CORES] [--log_dir=DIR] [--start_port=PORT] SCRIPT [ARGS...]\n"
+        usage="tfdist launch --workers=N [--max_restarts=K] [OPTIONS...] SCRIPT [ARGS...]\n"
         "       tfdist launch --render=SYSTEM --workers=N [--render_to=FILE] SCRIPT [ARGS...]",
         description="Runs a Python script in N worker processes on this machine, with TF_CONFIG set for "
         "each.\nEverything after SCRIPT goes to the script as it is.",
         epilog="What a worker prints comes out with '[worker 1] ' before each line. When a worker fails the "
         "others\nare ended, and the last lines of the one that failed first are printed last. Ctrl-C and "
         "SIGTERM are passed\non to all workers; a second one kills them.\n\n"
-        "exit code: 0 if all workers exited with 0; 2 if the first that failed exited with 2 (wrong use); "
-        "128 plus\nthe signal's number if a signal ended the job; else 1.\n\n"
+        "With --max_restarts, a job that failed is started again, and goes on at its newest checkpoint.\n\n"
+        "exit code: 0 if all workers exited with 0; 2 if the first that failed exited with 2 (wrong use); 75 if\n"
+        "the workers were asked to stop and saved all; 128 plus the signal's number if a signal ended the job; "
+        "else 1.\n\n"
         "example: tfdist launch --workers=2 scripts/train.py --strategy=multi_worker --model=digits_cnn",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -114,7 +116,22 @@ def _launch(arguments: list[str]) -> int:
         "--max_restarts",
         metavar="K",
         type=int,
-        help="with --render=kubernetes: start all workers again up to K times after one has failed",
+        default=0,
+        help="start the job again after a failure, at most K times without progress between (default: 0)",
+    )
+    parser.add_argument(
+        "--restart_window",
+        metavar="SECONDS",
+        type=float,
+        default=3600.0,
+        help="restarts that are longer ago do not count (default: 3600)",
+    )
+    parser.add_argument(
+        "--hang_timeout",
+        metavar="SECONDS",
+        type=float,
+        default=30.0,
+        help="a worker that is silent, or whose step does not move, for so long has failed (default: 30)",
     )
     render.add_options(parser)
     first = _end_of_options(arguments)
@@ -136,6 +153,9 @@ def _launch(arguments: list[str]) -> int:
         pin=options.pin,
         log_dir=options.log_dir,
         start_port=options.start_port,
+        max_restarts=options.max_restarts,
+        restart_window=options.restart_window,
+        hang_timeout=options.hang_timeout,
     )
 
 
@@ -172,8 +192,22 @@ def _bench(arguments: list[str]) -> int:
     return bench(arguments)
 
 
+def _env(arguments: list[str]) -> int:
+    from tfdist.diagnostics.env import main as env
+
+    return env(arguments)
+
+
+def _doctor(arguments: list[str]) -> int:
+    from tfdist.diagnostics.doctor import main as doctor
+
+    return doctor(arguments)
+
+
 COMMANDS: dict[str, Command] = {
     "launch": Command("start a script in several worker processes on this machine", _launch),
+    "env": Command("print versions, devices and the job, for a bug report", _env),
+    "doctor": Command("check machines, network and files before a long job", _doctor),
     "verify": Command("check on this machine that every strategy gives the numbers of one device", _verify),
     "scale": Command("train at several sizes, and report how it scales and why not better", _scale),
     "report": Command("report on runs that exist already", _report),

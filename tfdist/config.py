@@ -13,12 +13,14 @@ from typing import Any
 
 from tfdist.cluster.mpi import require_mpi
 from tfdist.errors import UsageError
+from tfdist.liveness.judge import Limits
 
 STRATEGIES = ("one_device", "mirrored", "multi_worker", "auto")
 LOOPS = ("fit", "custom")
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 TRANSPORTS = ("auto", "collective", "mpi")
 RESUMES = ("auto", "never", "must")
+ON_SAVE_ERROR = ("stop", "continue")
 OPTIMIZERS = (
     "sgd",
     "momentum",
@@ -47,16 +49,23 @@ class DeviceConfig:
         strategy: One of STRATEGIES.
         num_devices: Devices of this process; None takes what there is.
         start_timeout: Seconds to wait for the other workers.
+        hang_timeout: Seconds after which a worker counts as hung; None takes what the launcher says, or 30.
     """
 
     strategy: str = "auto"
     num_devices: int | None = None
     start_timeout: float = 120.0
+    hang_timeout: float | None = None
 
     def __post_init__(self) -> None:
         _one_of("--strategy", self.strategy, STRATEGIES)
         _whole("--num_devices", self.num_devices, least=1, optional=True)
         _above_zero("--start_timeout", self.start_timeout, "of seconds")
+        if self.hang_timeout is not None:
+            try:
+                Limits(self.hang_timeout)
+            except UsageError as error:
+                raise UsageError(f"--{error}") from None
         if self.strategy == "one_device" and (self.num_devices or 1) > 1:
             raise UsageError(
                 f"--num_devices={self.num_devices}: --strategy=one_device has one device; "
@@ -198,6 +207,7 @@ class OutputConfig:
         checkpoint_every: Steps between checkpoints; None saves after each epoch (fit) or at the end (custom).
         keep_checkpoints: How many stay.
         resume: One of RESUMES.
+        on_save_error: One of ON_SAVE_ERROR.
         summary_json: File of the run's figures, or None.
         trace_steps: FIRST:END, the steps of which a Chrome trace is written into log_dir, or None.
         profile: Whether TensorFlow's profiler runs over these steps as well.
@@ -208,12 +218,14 @@ class OutputConfig:
     checkpoint_every: int | None = None
     keep_checkpoints: int = 3
     resume: str = "auto"
+    on_save_error: str = "stop"
     summary_json: str | None = None
     trace_steps: str | None = None
     profile: bool = False
 
     def __post_init__(self) -> None:
         _one_of("--resume", self.resume, RESUMES)
+        _one_of("--on_save_error", self.on_save_error, ON_SAVE_ERROR)
         _whole("--checkpoint_every", self.checkpoint_every, least=1, optional=True)
         _whole("--keep_checkpoints", self.keep_checkpoints, least=1)
         if self.checkpoint_dir is None:

@@ -1,8 +1,10 @@
-"""The two kinds of failure that tfdist reports, and the exit code of each."""
+"""The two kinds of failure that tfdist reports, and the exit codes."""
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_WRONG_USE = 2
+EXIT_REQUEUE = 75
+"""Asked to stop, with everything saved: start the job again and it goes on. EX_TEMPFAIL of sysexits.h."""
 
 
 class UsageError(ValueError):
@@ -12,6 +14,10 @@ class UsageError(ValueError):
     allowed and, where there is one, the fix. Entry points print it without a traceback and exit with
     `EXIT_WRONG_USE`.
     """
+
+
+class SaveError(RuntimeError):
+    """A checkpoint could not be written; the message says where and why."""
 
 
 class PeerError(RuntimeError):

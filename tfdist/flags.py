@@ -1,6 +1,7 @@
 """Every absl flag, and their one reading into frozen dataclasses. Nothing below this room reads FLAGS."""
 
 import logging
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -9,7 +10,8 @@ from absl import app, flags
 from absl import logging as absl_logging
 
 from tfdist import config
-from tfdist.errors import EXIT_DONE, EXIT_FAILED, EXIT_WRONG_USE, PeerError, UsageError
+from tfdist.errors import EXIT_DONE, EXIT_FAILED, EXIT_WRONG_USE, PeerError, SaveError, UsageError
+from tfdist.liveness.signals import exit_for_requeue, stop_signals
 
 flags.disclaim_key_flags()  # `--help` then lists the flags as those of the script
 
@@ -33,6 +35,7 @@ def define(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     text("strategy", "auto", f"{_choices(config.STRATEGIES)}.")
     whole("num_devices", None, "Devices of this process; without GPUs, logical CPU devices are made.")
     number("start_timeout", 120.0, "Seconds to wait for the other workers.")
+    number("hang_timeout", None, "Seconds after which a worker counts as hung; default: the launcher's, or 30.")
     text("model", None, "A built-in model or package.module:function.")
     text("model_config", "", "Sizes of the model, such as width=64,image_shape=8x8x1,tied=true.")
     text("data", None, "digits, bytes:PATH, tfrecord:GLOB, synthetic:... or package.module:function.")
@@ -57,6 +60,7 @@ def define(flag_values: flags.FlagValues = flags.FLAGS) -> None:
     text("checkpoint_dir", None, "Folder of the checkpoints; the same for all workers.")
     whole("checkpoint_every", None, "Steps between checkpoints; default: each epoch (fit), the end (custom).")
     whole("keep_checkpoints", 3, "How many checkpoints stay.")
+    text("on_save_error", "stop", f"{_choices(config.ON_SAVE_ERROR)}: what to do where a checkpoint cannot be written.")
     text("resume", "auto", f"{_choices(config.RESUMES)}: whether to go on from the newest checkpoint.")
     whole("seed", None, "Two runs of one configuration with the same seed give the same weights.")
     text("trace_steps", None, "FIRST:END, such as 100:110: steps of which a Chrome trace goes into --log_dir.")
@@ -76,7 +80,7 @@ def parse(values: flags.FlagValues) -> config.TrainConfig:
         UsageError: If a flag cannot be right; it names the flag, its value, what is allowed and the fix.
     """
     found = config.TrainConfig(
-        devices=config.DeviceConfig(values.strategy, values.num_devices, values.start_timeout),
+        devices=config.DeviceConfig(values.strategy, values.num_devices, values.start_timeout, values.hang_timeout),
         model=config.ModelConfig(values.model or "", config.parse_sizes(values.model_config or "")),
         data=config.DataConfig(values.data or "", values.global_batch_size),
         loop=config.LoopConfig(values.loop, values.epochs, values.steps, values.steps_per_loop),
@@ -95,6 +99,7 @@ def parse(values: flags.FlagValues) -> config.TrainConfig:
             checkpoint_every=values.checkpoint_every,
             keep_checkpoints=values.keep_checkpoints,
             resume=values.resume,
+            on_save_error=values.on_save_error,
             summary_json=values.summary_json,
             trace_steps=values.trace_steps,
             profile=values.profile,
@@ -114,7 +119,8 @@ def parse(values: flags.FlagValues) -> config.TrainConfig:
 def run_main(main: Callable[[], int | None], argv: Sequence[str] | None = None) -> NoReturn:
     """Parses the flags, runs `main`, and exits: 0 done, 1 failed, 2 wrong use.
 
-    A UsageError and a wrong flag are told in one line, without a traceback, and so is a PeerError.
+    A UsageError and a wrong flag are told in one line, without a traceback, and so are a PeerError and a SaveError.
+    SIGTERM ends the process with `EXIT_REQUEUE`; a training that saves checkpoints stops at a step and saves first.
 
     Args:
         main: Does the work; what it returns is the exit code, None stands for 0.
@@ -124,6 +130,8 @@ def run_main(main: Callable[[], int | None], argv: Sequence[str] | None = None) 
     absl_logging.set_verbosity(absl_logging.WARNING)
     logging.getLogger("tensorflow").setLevel(logging.WARNING)
     logging.getLogger("tfdist").setLevel(logging.INFO)
+    for number in stop_signals():
+        signal.signal(number, exit_for_requeue)
     app.run(lambda _: _guarded(main), argv=None if argv is None else list(argv), flags_parser=_parse_argv)
     raise AssertionError("app.run came back")
 
@@ -133,7 +141,7 @@ def _guarded(main: Callable[[], int | None]) -> int:
         return main() or EXIT_DONE
     except UsageError as error:
         return _say(error, EXIT_WRONG_USE)
-    except PeerError as error:
+    except (PeerError, SaveError) as error:
         return _say(error, EXIT_FAILED)
 
 

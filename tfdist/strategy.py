@@ -1,5 +1,8 @@
 """From a name and a cluster to a `tf.distribute.Strategy`."""
 
+import atexit
+import faulthandler
+import functools
 import logging
 import os
 import socket
@@ -18,10 +21,15 @@ from tfdist.cluster.mpi import processes
 from tfdist.config import STRATEGIES, did_you_mean
 from tfdist.cpu_workers import CPUWorkersStrategy
 from tfdist.errors import UsageError
+from tfdist.liveness import Limits, Monitor, Pulse
+from tfdist.liveness.monitor import listening_host
 
 _MOST_CPU_DEVICES = 256  # they are for tests; TensorFlow takes hours to make many thousands
 
+_MONITOR = "TFDIST_MONITOR"
+
 _log = logging.getLogger("tfdist")
+_pulses: "weakref.WeakKeyDictionary[tf.distribute.Strategy, Pulse]" = weakref.WeakKeyDictionary()
 _made: "weakref.WeakSet[tf.distribute.Strategy]" = weakref.WeakSet()
 
 
@@ -32,6 +40,7 @@ def make_strategy(
     num_devices: "int | None" = None,
     cluster: "Cluster | None" = None,
     start_timeout: float = 120.0,
+    hang_timeout: "float | None" = None,
 ) -> tf.distribute.Strategy:
     """Returns the strategy that `name` stands for, with the fastest communication for its devices.
 
@@ -47,14 +56,86 @@ def make_strategy(
             made.
         cluster: who takes part; by default `Cluster.detect()`.
         start_timeout: seconds to wait for the other workers.
+        hang_timeout: seconds after which a worker that is silent, or whose step does not move, counts as hung, and
+            ends the job (see `tfdist.liveness.Limits`). None takes what the launcher says, or 30.
 
     Raises:
         UsageError: unknown name, more devices than exist, or devices that were initialised before.
         PeerError: a worker did not come up in time or disagrees; the message names it.
     """
-    strategy = _make(name, devices, num_devices, cluster, start_timeout)
+    limits = None if hang_timeout is None else Limits(hang_timeout)
+    meeting = _Meeting(start_timeout, limits)
+    strategy = _make(name, devices, num_devices, cluster, meeting)
     _made.add(strategy)
+    monitor = _launchers_monitor() or meeting.monitor
+    if monitor is not None:
+        index = worker_index(strategy) if meeting.monitor else (cluster or Cluster.detect()).index
+        _pulses[strategy] = _pulse(index, monitor, hang_timeout)
     return strategy
+
+
+def pulse_of(strategy: tf.distribute.Strategy) -> Pulse:
+    """Returns what tells the other workers what this process is doing."""
+    return _pulses.setdefault(strategy, Pulse())
+
+
+@functools.cache
+def _launchers_monitor() -> "str | None":
+    """Returns where the monitor of `tfdist launch` is. Processes that this one starts do not see it."""
+    return os.environ.pop(_MONITOR, None)
+
+
+@functools.cache
+def _pulse(index: int, monitor: str, hang_timeout: "float | None") -> Pulse:
+    pulse = Pulse(index, monitor, hang_timeout)
+    atexit.register(pulse.close)
+    faulthandler.enable()  # a process that is ended as stuck says where it was
+    return pulse
+
+
+class _Meeting:
+    """How the workers of a job meet, and where they hear of each other from then on.
+
+    Attributes:
+        start_timeout: seconds to wait for the others.
+        limits: how patient a monitor is that worker 0 runs.
+        monitor: the address of that monitor, when they have met.
+    """
+
+    def __init__(self, start_timeout: float, limits: "Limits | None"):
+        self.start_timeout = start_timeout
+        self.limits = limits
+        self.monitor: str | None = None
+
+    def meet(self, cluster: Cluster, num_gpus: int) -> range:
+        """Waits for the others, prepares what TensorFlow needs to work with them, and returns this worker's GPUs."""
+        own = None
+        if cluster.is_chief and _launchers_monitor() is None:
+            own = Monitor(cluster.workers, host=listening_host(cluster.address), limits=self.limits)
+        try:
+            agreement = rendezvous(
+                cluster,
+                timeout_s=self.start_timeout,
+                seed=global_seed(),
+                monitor=own.address if own else None,
+                gpus=SeenGPUs.detect(num_gpus, os.environ),
+            )
+        except BaseException:
+            if own is not None:
+                own.close()
+            raise
+        if own is not None:
+            atexit.register(own.close)
+        self.monitor = agreement.monitor
+        if global_seed() is None:
+            # Every worker builds the same input pipeline: without a common seed an unseeded shuffle would give
+            # each worker another order, and examples would be read twice or not at all.
+            tf.random.set_seed(agreement.seed)
+        os.environ["TF_CONFIG"] = cluster.tf_config()
+        if processes():
+            _leave_a_thread_to_wait()
+        shares = cluster.index in agreement.sharing_gpus
+        return own_gpus(num_gpus, cluster.local_rank, cluster.local_size) if shares else range(num_gpus)
 
 
 def distributed_strategies() -> list[tf.distribute.Strategy]:
@@ -67,7 +148,7 @@ def _make(
     devices: "Sequence[str] | None",
     num_devices: "int | None",
     cluster: "Cluster | None",
-    start_timeout: float,
+    meeting: "_Meeting",
 ) -> tf.distribute.Strategy:
     if name not in STRATEGIES:
         choices = f"choose one of {', '.join(STRATEGIES)}{did_you_mean(str(name), STRATEGIES)}"
@@ -83,7 +164,7 @@ def _make(
         name = _choose(cluster, len(devices) if devices else num_devices, len(gpus))
     _grow_gpu_memory(gpus)
     if name == "multi_worker":
-        return _multi_worker(cluster, devices, num_devices, len(gpus), start_timeout)
+        return _multi_worker(cluster, devices, num_devices, len(gpus), meeting)
     wanted = list(devices) if devices else _default_devices(name, num_devices, len(gpus))
     _require_devices(wanted, name)
     if name == "one_device":
@@ -260,7 +341,7 @@ def _multi_worker(
     devices: "Sequence[str] | None",
     num_devices: "int | None",
     num_gpus: int,
-    start_timeout: float,
+    meeting: "_Meeting",
 ) -> tf.distribute.Strategy:
     wanted = len(devices) if devices else num_devices
     if not num_gpus and wanted and wanted > _MOST_CPU_DEVICES:
@@ -269,7 +350,7 @@ def _multi_worker(
         raise UsageError(f"num_devices={wanted}: there are {num_gpus} GPUs; ask for at most {num_gpus}")
     if _devices_are_initialised():
         raise UsageError(_INITIALISED.format(what="the collectives of multi_worker"))
-    share = _meet(cluster, start_timeout, num_gpus) if cluster.num_workers > 1 else range(num_gpus)
+    share = meeting.meet(cluster, num_gpus) if cluster.num_workers > 1 else range(num_gpus)
     if num_gpus:
         physical = tf.config.list_physical_devices("GPU")
         tf.config.set_visible_devices([physical[i] for i in _choose_gpus(share, devices, num_devices)], "GPU")
@@ -298,21 +379,6 @@ def _choose_gpus(share: range, devices: "Sequence[str] | None", num_devices: "in
             f"ask for at most {len(share)}, or start fewer workers on the host"
         )
     return [share[place] for place in places]
-
-
-def _meet(cluster: Cluster, start_timeout: float, num_gpus: int) -> range:
-    """Waits for the other workers, prepares what TensorFlow needs to work with them, and returns this one's GPUs."""
-    gpus = SeenGPUs.detect(num_gpus, os.environ)
-    agreement = rendezvous(cluster, timeout_s=start_timeout, seed=global_seed(), gpus=gpus)
-    if global_seed() is None:
-        # Every worker builds the same input pipeline: without a common seed an unseeded shuffle would give
-        # each worker another order, and examples would be read twice or not at all.
-        tf.random.set_seed(agreement.seed)
-    os.environ["TF_CONFIG"] = cluster.tf_config()
-    if processes():
-        _leave_a_thread_to_wait()
-    shares = cluster.index in agreement.sharing_gpus
-    return own_gpus(num_gpus, cluster.local_rank, cluster.local_size) if shares else range(num_gpus)
 
 
 def _leave_a_thread_to_wait() -> None:

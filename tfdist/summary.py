@@ -123,6 +123,11 @@ class StepTimes:
         return {"median": 1e3 * median, "p95": 1e3 * p95}
 
 
+def restarts() -> int:
+    """Returns how often the launcher has started this job again."""
+    return int(os.environ.get("TFDIST_RESTARTS", "0"))
+
+
 def weights_sha256(model: "keras.Model") -> str:
     """Returns the SHA-256 of all weights: of path, dtype, shape and bytes of each, in the model's order.
 

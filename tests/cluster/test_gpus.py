@@ -97,7 +97,7 @@ def test_all_workers_hear_of_a_shortage(addresses, meet_all):
 
 @pytest.mark.parametrize("gpus", [None, 3, {"count": -1, "pool": None}, {"count": "1"}, {"count": 1, "pool": 5}])
 def test_malformed_gpus_are_foreign(gpus):
-    hello = Hello(0, ("a:1", "b:2"), None, 10.0, 9.5, {}, SeenGPUs(2, "all"))
+    hello = Hello(0, ("a:1", "b:2"), None, 10.0, 9.5, {}, gpus=SeenGPUs(2, "all"))
     assert Hello.from_line(hello.to_line()) == hello
     data = {**json.loads(hello.to_line()), "gpus": gpus}
     assert Hello.from_line(json.dumps(data).encode()) is None

@@ -172,7 +172,7 @@ def test_strangers_are_ignored(addresses, meet, assert_free):
         strangers = [_connect(clusters[0].address) for _ in range(5)]
         strangers[0].sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         strangers[1].sendall(bytes(range(256)) + b"\n{}\n")
-        strangers[2].sendall(b'{"protocol": "tfdist-rendezvous-1", "index": 1}\n')
+        strangers[2].sendall(b'{"protocol": "tfdist-rendezvous-2", "index": 1}\n')
         with pytest.raises(OSError):  # cut off; the last one stays silent
             for _ in range(100):
                 strangers[3].sendall(b"x" * MAX_LINE_BYTES)

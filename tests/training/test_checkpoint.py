@@ -188,7 +188,7 @@ def saved(strategies, tmp_path):
     checkpoints = Checkpoints(tmp_path / "kept", model, strategies["one_device"], keep=3)
     for step in (1, 2, 3):
         model.set_weights([np.array([[step]], "float32")])
-        checkpoints.save(step, Position(step=step, seed=4))
+        checkpoints.save(step, Position(step=step, seed=4), wait=True)
     model.set_weights([np.zeros((1, 1), "float32")])
     return checkpoints, model
 
@@ -217,8 +217,8 @@ def test_the_newest_is_restored_and_the_last_few_are_kept(saved):
     checkpoints, model = saved
     found = checkpoints.restore()
     assert (found.step, found.position, weight(model)) == (3, Position(0, 3, 4), 3.0)
-    checkpoints.save(4, Position())
-    checkpoints.save(4, Position())  # again: it is there already
+    checkpoints.save(4, Position(), wait=True)
+    checkpoints.save(4, Position(), wait=True)  # again: it is there already
     assert [path.name for path in sorted(checkpoints.directory.iterdir())] == [f"step-{step:08d}" for step in (2, 3, 4)]
     model.set_weights([np.zeros((1, 1), "float32")])
     assert checkpoints.restore("never") is None and weight(model) == 0.0
@@ -251,7 +251,7 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_used(saved, caplog, dam
         assert checkpoints.restore("must").step == 2
     assert weight(model) == 2.0
     assert str(newest) in caplog.text and "is damaged" in caplog.text
-    checkpoints.save(3, Position())  # training comes by again: the damaged one gives way
+    checkpoints.save(3, Position(), wait=True)  # training comes by again: the damaged one gives way
     assert newest_checkpoint(checkpoints.directory).step == 3
 
 
@@ -274,7 +274,7 @@ def test_foreign_files_stay(saved):
         (checkpoints.directory / name).write_text("mine")
     (checkpoints.directory / "events").mkdir()
     for step in range(4, 9):
-        checkpoints.save(step, Position())
+        checkpoints.save(step, Position(), wait=True)
     assert all((checkpoints.directory / name).read_text() == "mine" for name in names)
     assert (checkpoints.directory / "events").is_dir()
     assert newest_checkpoint(checkpoints.directory).step == 8
@@ -321,7 +321,7 @@ step = 0
 while True:
     step += 1
     model.layers[0].bias.assign([float(step)] * 1500)
-    checkpoints.save(step, Position(step=step))
+    checkpoints.save(step, Position(step=step), wait=True)
 """
 
 
@@ -352,7 +352,7 @@ def test_what_a_killed_one_left_is_removed_by_the_next_save(saved):
     left = checkpoints.directory / ".step-00000004-abc"
     left.mkdir()
     (left / "state.index").write_text("half")
-    checkpoints.save(4, Position())
+    checkpoints.save(4, Position(), wait=True)
     assert not left.exists() and newest_checkpoint(checkpoints.directory).step == 4
 
 

@@ -13,7 +13,7 @@ from tfdist.errors import PeerError, UsageError
 MAX_LINE_BYTES = 1 << 20
 """The longest line that either side reads; about 30,000 workers."""
 
-_PROTOCOL = "tfdist-rendezvous-1"
+_PROTOCOL = "tfdist-rendezvous-2"
 _PACKAGES = ("tensorflow", "keras", "tfdist")
 
 
@@ -39,6 +39,7 @@ class Hello:
         timeout_s: How long it waits for the others in all.
         left_s: How much of that is left.
         versions: The versions it runs, by package.
+        monitor: Where the workers hear of each other while they train; worker 0 may say so.
         gpus: The GPUs it sees.
     """
 
@@ -48,6 +49,7 @@ class Hello:
     timeout_s: float
     left_s: float
     versions: dict[str, str] = field(default_factory=installed_versions)
+    monitor: str | None = None
     gpus: SeenGPUs = NO_GPUS
 
     def to_line(self) -> bytes:
@@ -69,6 +71,7 @@ class Hello:
             return None
         index, workers, seed = data.get("index"), data.get("workers"), data.get("seed")
         times, versions = (data.get("timeout_s"), data.get("left_s")), data.get("versions")
+        monitor = data.get("monitor")
         gpus = _seen_gpus(data.get("gpus", asdict(NO_GPUS)))  # another release may say nothing of them
         well_formed = (
             _is_int(index)
@@ -79,9 +82,10 @@ class Hello:
             and all(isinstance(time, int | float) and 0 <= time < sys.maxsize for time in times)
             and isinstance(versions, dict)
             and all(isinstance(value, str) for value in versions.values())
+            and (monitor is None or isinstance(monitor, str))
             and gpus is not None
         )
-        return cls(index, tuple(workers), seed, *times, versions, gpus) if well_formed else None
+        return cls(index, tuple(workers), seed, *times, versions, monitor, gpus) if well_formed else None
 
 
 @dataclass(frozen=True)
@@ -92,12 +96,14 @@ class Reply:
         seed: The agreed seed; None if there is an error.
         usage_error: The message, if the job was started wrongly.
         peer_error: The message, if a worker did not come up.
+        monitor: Where the workers hear of each other while they train, if worker 0 says so.
         sharing_gpus: The workers that divide the GPUs of their host.
     """
 
     seed: int | None = None
     usage_error: str | None = None
     peer_error: str | None = None
+    monitor: str | None = None
     sharing_gpus: tuple[int, ...] = ()
 
     def to_line(self) -> bytes:
@@ -118,14 +124,15 @@ class Reply:
         if data is None:
             return None
         seed, errors = data.get("seed"), (data.get("usage_error"), data.get("peer_error"))
-        if not all(error is None or isinstance(error, str) for error in errors):
+        texts = (*errors, data.get("monitor"))
+        if not all(text is None or isinstance(text, str) for text in texts):
             return None
         if not _is_int(seed) and not any(errors):
             return None
         workers = data.get("sharing_gpus", [])
         if not isinstance(workers, list) or not all(map(_is_int, workers)):
             return None
-        return cls(seed, *errors, tuple(workers))
+        return cls(seed, *texts, tuple(workers))
 
     def agreed_seed(self) -> int:
         """Returns the seed.
@@ -145,13 +152,14 @@ def agree(hellos: Sequence[Hello], seed: int) -> Reply:
     """Returns the answer to workers between whom there is no conflict.
 
     Args:
-        hellos: What each worker said, all of them.
+        hellos: What each worker said, all of them; the first is worker 0.
         seed: The seed of the job.
 
     Returns:
         The answer.
     """
-    return Reply(seed=seed, sharing_gpus=sharing(group_by_host(hellos[0].workers), _gpus(hellos)))
+    shared = sharing(group_by_host(hellos[0].workers), _gpus(hellos))
+    return Reply(seed=seed, monitor=hellos[0].monitor, sharing_gpus=shared)
 
 
 def find_conflict(hellos: Sequence[Hello]) -> str | None:

@@ -34,15 +34,22 @@ class Agreement:
 
     Attributes:
         seed: The seed of the job, the same on every worker.
+        monitor: What worker 0 gave to `rendezvous`.
         sharing_gpus: The workers that see the same GPUs as the others of their host, and so divide them.
     """
 
     seed: int
+    monitor: str | None = None
     sharing_gpus: tuple[int, ...] = ()
 
 
 def rendezvous(
-    cluster: Cluster, *, timeout_s: float = 120.0, seed: int | None = None, gpus: SeenGPUs = NO_GPUS
+    cluster: Cluster,
+    *,
+    timeout_s: float = 120.0,
+    seed: int | None = None,
+    monitor: str | None = None,
+    gpus: SeenGPUs = NO_GPUS,
 ) -> Agreement:
     """Meets the other workers of the job; every worker calls this before TensorFlow's server starts.
 
@@ -55,6 +62,7 @@ def rendezvous(
         timeout_s: The longest time to wait for the others. The shortest of the workers' counts.
         seed: The seed this worker was given, 0 to 2**32 - 1; None takes that of the others. If none was given
             one, worker 0 draws a random one of 31 bits.
+        monitor: Where the workers are to hear of each other while they train; that of worker 0 is told to all.
         gpus: The GPUs that this worker sees.
 
     Returns:
@@ -71,12 +79,12 @@ def rendezvous(
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= _MAX_SEED):
         raise UsageError(f"seed={shorten(seed)} has to be an integer from 0 to {_MAX_SEED}, or None")
     if cluster.num_workers == 1:
-        return Agreement(secrets.randbits(31) if seed is None else seed)
+        return Agreement(secrets.randbits(31) if seed is None else seed, monitor)
     deadline = time.monotonic() + timeout_s
     with closing(listen(cluster.address, cluster.index)) as server:
-        own = Hello(cluster.index, cluster.workers, seed, timeout_s, left_s=timeout_s, gpus=gpus)
+        own = Hello(cluster.index, cluster.workers, seed, timeout_s, timeout_s, monitor=monitor, gpus=gpus)
         reply = collect(server, own) if cluster.is_chief else _ask_chief(own, deadline)
-    return Agreement(reply.agreed_seed(), reply.sharing_gpus)
+    return Agreement(reply.agreed_seed(), reply.monitor, reply.sharing_gpus)
 
 
 def _ask_chief(own: Hello, deadline: float) -> Reply:

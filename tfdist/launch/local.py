@@ -1,25 +1,26 @@
 """`tfdist launch`: a job of several workers on this machine."""
 
 import os
-import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
 from tfdist.cluster.address import shorten
-from tfdist.cluster.base import Cluster
 from tfdist.cluster.mpi import is_installed
-from tfdist.cluster.ports import HOST, hold_ports
-from tfdist.errors import EXIT_DONE, EXIT_FAILED, EXIT_WRONG_USE, UsageError
+from tfdist.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, EXIT_WRONG_USE, UsageError
+from tfdist.launch.attempt import Job, Outcome, run_attempt
+from tfdist.launch.failure import Failure, append
 from tfdist.launch.logs import open_logs
 from tfdist.launch.output import Screen
-from tfdist.launch.pmi import PMIServer
+from tfdist.launch.policy import RestartBudget, RestartPolicy
 from tfdist.launch.signals import CaughtSignals
-from tfdist.launch.supervisor import Supervisor
-from tfdist.launch.watchdog import Watchdog
-from tfdist.launch.worker import Worker
+from tfdist.liveness import Limits
+
+_EVENTS = "events.jsonl"
+_TICK_S = 0.05
 
 
 def launch(
@@ -31,6 +32,9 @@ def launch(
     log_dir: str | os.PathLike | None = None,
     start_port: int | None = None,
     env: Mapping[str, str] | None = None,
+    max_restarts: int = 0,
+    restart_window: float = 3600.0,
+    hang_timeout: float = 30.0,
     stdout: BinaryIO | None = None,
 ) -> int:
     """Runs a Python script in several worker processes on this machine, and watches them.
@@ -50,62 +54,129 @@ def launch(
         log_dir: A folder for the whole output of each worker, `worker-0.log` and so on; None for no logs.
         start_port: Worker i gets the port `start_port + i`; None for free ones.
         env: Environment variables for the workers, on top of those of this process.
+        max_restarts: Restarts without progress between them. A restart after which training went further than
+            before does not count.
+        restart_window: Restarts that are more seconds ago do not count either.
+        hang_timeout: Seconds after which a worker that is silent, or whose step does not move, counts as failed (see
+            `tfdist.liveness.Limits`).
         stdout: A binary stream for all output; None for this process's standard output.
 
     Returns:
-        0 if every worker exited with 0; 2 if the first one that failed exited with 2; 128 plus the signal's
-        number if a signal to this process ended the job, as shells do (130 for SIGINT, 143 for SIGTERM); else
-        1.
+        0 if every worker exited with 0; 2 if the first one that failed exited with 2; 75 if the workers were asked
+        to stop and have saved all, so that the job can be started again; 128 plus the signal's number if a signal to
+        this process ended the job otherwise, as shells do (130 for SIGINT, 143 for SIGTERM); else 1.
 
     Raises:
         UsageError: If an argument cannot be right; nothing has been started then.
     """
     _check(workers, command, mpi, pin)
+    policy = RestartPolicy(max_restarts, restart_window)
+    job = Job(workers, command, mpi, pin, start_port, env, Limits(hang_timeout))
     if stdout is None:
         sys.stdout.flush()
         stdout = sys.stdout.buffer
     screen = Screen(stdout)
-    with ExitStack() as stack, ExitStack() as held_ports:
-        ports = hold_ports(workers, held_ports, start_port=start_port)
-        addresses = tuple(f"{HOST}:{port}" for port in ports)
+    with ExitStack() as stack:
         logs = None if log_dir is None else open_logs(log_dir, workers, stack)
         if logs:
             last = f" to {Path(logs[-1].name).name}" if workers > 1 else ""
             screen.note(f"tfdist launch: full output in {logs[0].name}{last}".encode())
         screen.flush()
         caught = stack.enter_context(CaughtSignals())
-        started: list[Worker] = []
-        watchdog = Watchdog()
-        stack.callback(_reap, started)  # the last step: until then nobody else can get the ids of the groups
-        stack.callback(watchdog.close)
-        stack.callback(_kill, started)
-        held_ports.close()
-        server = PMIServer(workers) if mpi else None
-        if server:
-            stack.callback(server.close)
-        for index in range(workers):
-            worker = Worker(
-                index,
-                [sys.executable, *map(os.fspath, command)],
-                {
-                    **_environment(Cluster(addresses, index, "tfdist launch"), env),
-                    **(server.environment(index) if server else {}),
-                },
-                screen,
-                logs[index] if logs else None,
-                pass_fds=(server.descriptor(index),) if server else (),
-            )
-            if server:
-                server.started(index)
-            started.append(worker)
-            if pin:
-                os.sched_setaffinity(worker.pid, _cores(index, pin))
-            watchdog.guard(worker.pid)
-        supervisor = Supervisor(started, screen, caught)
-        supervisor.run()
-        code = _report(supervisor, screen, logs)
+        events = None if log_dir is None else Path(log_dir) / _EVENTS
+        code = _Restarts(job, RestartBudget(policy), screen, logs, caught, events).run()
         screen.close()
     return code
+
+
+class _Restarts:
+    """Runs attempt after attempt, and tells of each failure."""
+
+    def __init__(
+        self,
+        job: Job,
+        budget: RestartBudget,
+        screen: Screen,
+        logs: "Sequence[BinaryIO] | None",
+        caught: CaughtSignals,
+        events: "Path | None",
+    ) -> None:
+        self._job = job
+        self._budget = budget
+        self._screen = screen
+        self._logs = logs
+        self._caught = caught
+        self._events = events
+        self._last: Outcome | None = None
+
+    def run(self) -> int:
+        """Returns the exit code of the job."""
+        while True:
+            outcome = run_attempt(self._job, self._budget.total, self._screen, self._logs, self._caught, self._trains)
+            failure = outcome.failure
+            if failure is None or outcome.interrupted_by is not None:
+                return _code(outcome)
+            self._budget.progressed(failure.step)
+            wait_s = None
+            if failure.code != EXIT_WRONG_USE:
+                wait_s = self._budget.wait_s(time.monotonic())
+            self._tell(failure, restarts=wait_s is not None)
+            if wait_s is None:
+                return _code(outcome)
+            if interrupted_by := self._wait(outcome.at + wait_s):
+                return 128 + interrupted_by
+            self._last = outcome
+
+    def _tell(self, failure: Failure, *, restarts: bool) -> None:
+        """Prints the failing worker's last lines, and what comes next; the last thing printed is what matters most."""
+        log = f" (all of it: {self._logs[failure.worker].name})" if self._logs else ""
+        self._note(f"{failure.headline}. Its last lines{log}:")
+        for line in failure.last_lines:
+            self._screen.line(failure.worker, line.encode())
+        if self._events is not None:
+            append(self._events, {**failure.as_event(), "restarts": restarts})
+        if not restarts:
+            return
+        for worker, how in failure.others.items():
+            self._note(f"worker {worker} was ended by that, {how}")
+        policy = self._budget.policy
+        self._note(
+            f"restart {self._budget.total} of the job, on new ports (without progress: {self._budget.spent} of "
+            f"{policy.max_restarts} within {policy.window_s:g} s)"
+        )
+
+    def _trains(self, step: int) -> None:
+        """Is told that training has begun, at `step`."""
+        if self._last is None:
+            return
+        failure, lost_s = self._last.failure, time.monotonic() - self._last.at
+        repeated = max(0, (failure.step or 0) - step)
+        self._note(f"training goes on from step {step}: {repeated} step(s) are repeated, {lost_s:.1f} s were lost")
+        if self._events is not None:
+            line = {"event": "resumed", "step": step, "repeated_steps": repeated, "lost_s": round(lost_s, 3)}
+            append(self._events, line)
+
+    def _wait(self, until: float) -> "int | None":
+        """Waits; returns the signal that ends the job meanwhile, if one does."""
+        while True:
+            if caught := self._caught.take():
+                return caught[0]
+            if time.monotonic() >= until:
+                return None
+            time.sleep(_TICK_S)
+
+    def _note(self, text: str) -> None:
+        self._screen.note(f"tfdist launch: {text}".encode())
+
+
+def _code(outcome: Outcome) -> int:
+    """Returns the exit code of a job that ends with this attempt."""
+    failure = outcome.failure
+    if failure is not None:
+        return EXIT_WRONG_USE if failure.code == EXIT_WRONG_USE else EXIT_FAILED
+    if outcome.asked_to_stop:
+        return EXIT_REQUEUE
+    return EXIT_DONE if outcome.interrupted_by is None else 128 + outcome.interrupted_by
 
 
 def _check(workers: int, command: Sequence[str], mpi: bool, pin: int | None) -> None:
@@ -125,46 +196,3 @@ def _check(workers: int, command: Sequence[str], mpi: bool, pin: int | None) -> 
     if not script.is_file():
         problem = "is a folder, not a file" if script.is_dir() else "does not exist"
         raise UsageError(f"the script {shorten(str(script))} {problem}; give the path of a Python file")
-
-
-def _cores(index: int, each: int) -> set[int]:
-    """Returns the cores of one worker, out of those that this process may use."""
-    cores = sorted(os.sched_getaffinity(0))
-    return {cores[(index * each + i) % len(cores)] for i in range(each)}
-
-
-def _environment(cluster: Cluster, extra: Mapping[str, str] | None) -> dict[str, str]:
-    return {**os.environ, **(extra or {}), "TF_CONFIG": cluster.tf_config(), "PYTHONUNBUFFERED": "1"}
-
-
-def _kill(workers: Sequence[Worker]) -> None:
-    for worker in workers:
-        worker.signal(signal.SIGKILL)
-
-
-def _reap(workers: Sequence[Worker]) -> None:
-    for worker in workers:
-        worker.reap()
-
-
-def _report(supervisor: Supervisor, screen: Screen, logs: Sequence[BinaryIO] | None) -> int:
-    """Prints the first failing worker's last lines, if one failed, and returns the exit code of the job."""
-    failed = supervisor.first_failed
-    if failed is None:
-        return EXIT_DONE if supervisor.interrupted_by is None else 128 + supervisor.interrupted_by
-    code = failed.poll()
-    where = f" (all of it: {logs[failed.index].name})" if logs else ""
-    screen.note(f"tfdist launch: worker {failed.index} failed first, {_how(code)}. Its last lines{where}:".encode())
-    for line in failed.tail:
-        screen.line(failed.index, line)
-    return EXIT_WRONG_USE if code == EXIT_WRONG_USE else EXIT_FAILED
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"with exit code {code}"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"  # a real-time signal
-    return f"ended by {name}" + (" (is the memory full?)" if name == "SIGKILL" else "")

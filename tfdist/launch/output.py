@@ -106,6 +106,7 @@ class Screen:
         self._in_place = stream.isatty()
         self._bottom: tuple[int, bytes] | None = None
         self._shown_at: dict[int, float] = {}
+        self._under_way: dict[int, bytes] = {}
 
     def line(self, worker: int, text: bytes) -> None:
         """Writes a finished line of a worker.
@@ -116,7 +117,8 @@ class Screen:
         """
         if self._bottom is not None and self._bottom[0] == worker:
             self._set_bottom(None)
-        self.note(_prefix(worker) + text)
+        if self._under_way.pop(worker, None) != text:  # else its last state is there already
+            self.note(_prefix(worker) + text)
         self._shown_at[worker] = time.monotonic()
 
     def note(self, text: bytes) -> None:
@@ -143,6 +145,7 @@ class Screen:
             self._set_bottom((worker, text))
         elif time.monotonic() - self._shown_at.setdefault(worker, time.monotonic()) >= _HEARTBEAT_S:
             self.line(worker, text)
+            self._under_way[worker] = text
 
     def flush(self) -> None:
         """Passes on what was written so far."""

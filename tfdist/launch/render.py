@@ -13,12 +13,9 @@ from tfdist.cluster import kubernetes
 from tfdist.cluster.address import shorten
 from tfdist.command import require_folder
 from tfdist.config import did_you_mean
-from tfdist.errors import EXIT_DONE, EXIT_WRONG_USE, UsageError
+from tfdist.errors import EXIT_DONE, EXIT_REQUEUE, EXIT_WRONG_USE, UsageError
 
 SYSTEMS = ("slurm", "kubernetes")
-PREEMPTED = 75
-"""The exit code of a worker that was preempted, has saved, and wants to be started again."""
-
 _GRACE_S = 120
 _PORT = 2222
 _LONGEST_NAME = 40  # what Kubernetes appends fits into a host name, which has at most 63 characters
@@ -43,7 +40,7 @@ class Job:
     command: tuple[str, ...]
     image: str | None = None
     gpus: int | None = None
-    max_restarts: int | None = None
+    max_restarts: int = 0
     options: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -182,7 +179,7 @@ def _slurm(job: Job) -> str:
         "slurm.sh.jinja",
         options=own + given,
         command=shlex.join(["python", *job.command]),
-        preempted=PREEMPTED,
+        preempted=EXIT_REQUEUE,
         grace_s=_GRACE_S,
     )
 
@@ -222,7 +219,7 @@ def _kubernetes(job: Job) -> str:
         namespace=options.get("namespace"),
         service_account=options.get("service_account"),
         workers=job.workers,
-        max_restarts=job.max_restarts or 0,
+        max_restarts=job.max_restarts,
         image=job.image,
         # Kubernetes puts variables in the place of $(NAME); $$ stands for one $.
         command=[word.replace("$", "$$") for word in ("python", *job.command)],
@@ -234,7 +231,7 @@ def _kubernetes(job: Job) -> str:
         },
         port=_PORT,
         resources={resource: amount for resource, amount in resources.items() if amount},
-        preempted=PREEMPTED,
+        preempted=EXIT_REQUEUE,
         wrong_use=EXIT_WRONG_USE,
         grace_s=_GRACE_S,
     )

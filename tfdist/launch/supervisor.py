@@ -4,16 +4,19 @@ import re
 import selectors
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+from tfdist.errors import EXIT_REQUEUE
 from tfdist.launch.output import Screen
 from tfdist.launch.signals import CaughtSignals
 from tfdist.launch.worker import Worker
+from tfdist.liveness import Monitor, Verdict
 
 TERMINATE_GRACE_S = 5.0
 """How long the other workers may take to end after one has failed, before they are killed."""
 INTERRUPT_GRACE_S = 30.0
 """How long the workers may take to end after SIGINT, SIGTERM or SIGHUP; enough for a last checkpoint."""
+_SAVE_GRACE_S = 60.0
 _SETTLE_S = 1.0
 _TICK_S = 0.05
 
@@ -25,28 +28,49 @@ _CONSEQUENCE = re.compile(
 
 
 class Supervisor:
-    """Runs the workers of one job to their end.
+    """Runs the workers of one attempt to their end.
 
     Args:
         workers: The workers, started.
         screen: Where messages go.
         caught: The signals sent to this process.
+        monitor: Hears the workers' heartbeats.
+        on_training: Is called once, with the step at which training began.
+
+    Attributes:
+        first_failed: The worker that is to blame, where the attempt failed.
+        why: What the heartbeats say about that.
+        interrupted_by: The signal to this process that ended the attempt.
+        failed_at: When the first failure was seen, by the monotonic clock.
+        asked_to_stop: Whether workers ended because they were asked to, with everything saved.
     """
 
-    def __init__(self, workers: Sequence[Worker], screen: Screen, caught: CaughtSignals) -> None:
+    def __init__(
+        self,
+        workers: Sequence[Worker],
+        screen: Screen,
+        caught: CaughtSignals,
+        monitor: Monitor,
+        on_training: Callable[[int], None],
+    ) -> None:
         """Starts with all workers running."""
+        self._workers = list(workers)
         self._running = list(workers)
         self._screen = screen
         self._caught = caught
+        self._monitor = monitor
+        self._on_training: Callable[[int], None] | None = on_training
         self._failed: list[Worker] = []
-        self._failed_at = 0.0
+        self.failed_at = 0.0
         self._stopping = False
-        self._kill_at = float("inf")
+        self._terminate_at = self._kill_at = self._kill_all_at = float("inf")
         self.interrupted_by: int | None = None
         self.first_failed: Worker | None = None
+        self.why: str | None = None
+        self.asked_to_stop = False
 
     def run(self) -> None:
-        """Returns when all workers have ended; then `first_failed` and `interrupted_by` say how."""
+        """Returns when all workers have ended; then the attributes say how."""
         with selectors.DefaultSelector() as selector:
             for worker in self._running:
                 selector.register(worker, selectors.EVENT_READ, worker)
@@ -57,9 +81,10 @@ class Supervisor:
                     if not key.data.read():
                         selector.unregister(key.data)
                 self._collect_ended()
+                self._stop_if_hung()
                 self._stop_if_failed()
-                if time.monotonic() >= self._kill_at:
-                    self._signal_all(signal.SIGKILL)
+                self._tell_of_training()
+                self._end_those_left()
                 self._screen.flush()
                 if self._screen.broken and not self._stopping:  # as a pipeline ends whose last part has ended
                     self.interrupted_by = signal.SIGPIPE
@@ -72,8 +97,14 @@ class Supervisor:
                 continue
             self._running.remove(worker)
             worker.drain()
-            if code != 0 and not self._stopping:
-                self._failed_at = self._failed_at or time.monotonic()
+            if code == EXIT_REQUEUE and not self._failed:
+                if not self.asked_to_stop and not self._stopping:
+                    # The others have agreed to stop too; those that are not in training do not know of it.
+                    self._terminate_at = time.monotonic() + TERMINATE_GRACE_S
+                    self._kill_all_at = time.monotonic() + INTERRUPT_GRACE_S
+                self.asked_to_stop = True
+            elif code != 0 and not self._stopping and not self.asked_to_stop:
+                self.failed_at = self.failed_at or time.monotonic()
                 self._failed.append(worker)
 
     def _stop_if_failed(self) -> None:
@@ -81,20 +112,47 @@ class Supervisor:
 
         When a worker crashes, the others' collectives fail a moment later, and as a Python process takes a
         while to end, one of them can be gone before it. So one that died of a lost connection counts as the
-        first to fail only if no other follows within a second.
+        first to fail only if no other follows within a second, and none misses heartbeats.
         """
         if self._stopping or not self._failed:
             return
         own_fault = [worker for worker in self._failed if not _CONSEQUENCE.search(b"\n".join(worker.tail))]
-        if own_fault or not self._running or time.monotonic() >= self._failed_at + _SETTLE_S:
-            self.first_failed = (own_fault or self._failed)[0]
-            self._stop(signal.SIGTERM, TERMINATE_GRACE_S)
+        if own_fault:
+            self._blame(own_fault[0])
+        elif verdict := self._monitor.suspect():
+            self._obey(verdict)
+        elif not self._running or time.monotonic() >= self.failed_at + _SETTLE_S:
+            self._blame(self._failed[0])
+
+    def _stop_if_hung(self) -> None:
+        if not self._stopping and self._monitor.verdict is not None:
+            self._obey(self._monitor.verdict)
+
+    def _obey(self, verdict: Verdict) -> None:
+        blamed = [worker for worker in self._workers if worker.index in verdict.workers]
+        self.why = verdict.text
+        if verdict.kind == "silent":
+            for worker in blamed:
+                worker.dump_stack()
+        self._blame((blamed or self._failed or self._workers)[0])
+
+    def _blame(self, worker: Worker) -> None:
+        self.first_failed = worker
+        self.failed_at = self.failed_at or time.monotonic()
+        seen = next(seen for seen in self._monitor.seen() if seen.index == worker.index)
+        self._monitor.condemn(Verdict("lost", (worker.index,), f"{seen.label} has failed"))
+        self._stop(signal.SIGTERM, TERMINATE_GRACE_S)
+
+    def _tell_of_training(self) -> None:
+        if self._on_training is not None and (steps := self._monitor.steps()) is not None:
+            self._on_training(steps[0])
+            self._on_training = None
 
     def _pass_on(self, number: int) -> None:
         name = signal.Signals(number).name.encode()
         if self._stopping:
             self._screen.note(b"tfdist launch: %s: killing the workers" % name)
-            self._kill_at = 0.0
+            self._kill_at = self._kill_all_at = 0.0
             return
         self._screen.note(b"tfdist launch: passing %s on to the workers; a second one kills them" % name)
         self.interrupted_by = number
@@ -105,8 +163,31 @@ class Supervisor:
     def _stop(self, number: int, grace_s: float) -> None:
         self._stopping = True
         self._kill_at = time.monotonic() + grace_s
-        self._signal_all(number)
-
-    def _signal_all(self, number: int) -> None:
+        self._kill_all_at = self._kill_at + _SAVE_GRACE_S
+        # Those that take part in a training that has failed have been told, and end by themselves.
+        leaving = self._in_training() if self.first_failed is not None else set()
         for worker in self._running:
-            worker.signal(number)
+            if worker.index not in leaving:
+                worker.signal(number)
+
+    def _end_those_left(self) -> None:
+        now = time.monotonic()
+        if now >= self._terminate_at:
+            self._terminate_at = float("inf")
+            for worker in self._running:
+                worker.signal(signal.SIGTERM)
+        saving = self._saving() if self._kill_at <= now < self._kill_all_at else set()
+        for worker in self._running:
+            if now >= self._kill_all_at or (now >= self._kill_at and worker.index not in saving):
+                worker.signal(signal.SIGKILL)
+
+    def _in_training(self) -> set[int]:
+        return {seen.index for seen in self._monitor.seen() if seen.matters and seen.connected}
+
+    def _saving(self) -> set[int]:
+        """Returns the workers that still write a checkpoint, which must not be in vain."""
+        return {
+            seen.index
+            for seen in self._monitor.seen()
+            if seen.matters and seen.connected and seen.beat.phase == "save" and seen.silent_s < _SETTLE_S
+        }

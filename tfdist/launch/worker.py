@@ -1,6 +1,7 @@
 """One worker process: its start, its output, its end."""
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -123,6 +124,14 @@ class Worker:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
             pass  # all have ended (macOS answers with the second)
+
+    def dump_stack(self) -> None:
+        """Makes a process that does not answer print where it is, if it is one of tfdist's, and ends it."""
+        for number in (signal.SIGCONT, signal.SIGABRT):
+            try:
+                os.kill(self.pid, number)
+            except ProcessLookupError:
+                pass
 
     def reap(self) -> None:
         """Waits for the process and gives its id back; to be called last, after a SIGKILL or its end."""

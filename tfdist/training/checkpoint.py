@@ -1,18 +1,7 @@
-"""Checkpoints: everything that training needs to go on bit for bit, written whole or not at all.
+"""Checkpoints: everything that training needs to go on bit for bit, written while it goes on."""
 
-A checkpoint is a folder `step-00000120` that holds TensorFlow's own `tf.train.Checkpoint` files and
-`checkpoint.json` (position, seed, and a SHA-256 of every other file). The folder is written under a temporary
-name and renamed when it is complete.
-"""
-
-import dataclasses
-import hashlib
-import json
 import logging
 import os
-import re
-import shutil
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,38 +10,28 @@ import keras
 import tensorflow as tf
 
 from tfdist.data import Position
-from tfdist.errors import UsageError
+from tfdist.errors import SaveError, UsageError
 from tfdist.hooks import Hook, ReplicaState
-from tfdist.strategy import is_chief
+from tfdist.strategy import is_chief, pulse_of
 from tfdist.training import seams
+from tfdist.training.checkpoint_files import (
+    STATE,
+    Saved,
+    newest_checkpoint,
+    note_evaluation_due,
+    read_saved,
+    remove_left_overs,
+    require_checkpoint,
+    write_checkpoint,
+)
 from tfdist.training.hook_state import StateGatherer, restore_state, saved_shape
 from tfdist.training.workers import broadcast_int, gathered
+from tfdist.training.writer import Writer
 
 RESUME = ("auto", "never", "must")
-_FOLDER = re.compile(r"step-(\d{8,})$")
-_META = "checkpoint.json"
-_STATE = "state"
+ON_ERROR = ("stop", "continue")
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"  # how tf.train.Checkpoint ends the key of a variable
 _log = logging.getLogger("tfdist")
-
-
-class DamagedCheckpointError(RuntimeError):
-    """A checkpoint is incomplete or its files are not those that were written."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Saved:
-    """What a checkpoint says besides the values of variables.
-
-    Attributes:
-        step: training steps done.
-        position: where in the data to go on.
-        path: the checkpoint's folder.
-    """
-
-    step: int
-    position: Position
-    path: Path
 
 
 class Checkpoints:
@@ -64,6 +43,7 @@ class Checkpoints:
         strategy: the strategy. Every worker calls `save` and `restore`; the chief writes.
         hook: its state is saved too.
         keep: how many checkpoints stay.
+        on_error: what to do where a checkpoint cannot be written: "stop" the training, or "continue" it.
     """
 
     def __init__(
@@ -74,62 +54,87 @@ class Checkpoints:
         *,
         hook: "Hook | None" = None,
         keep: int = 3,
+        on_error: str = "stop",
     ):
         if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
             raise UsageError(f"keep={keep!r}: at least 1 checkpoint must be kept")
+        if on_error not in ON_ERROR:
+            raise UsageError(f"on_save_error={on_error!r}: choose one of {', '.join(ON_ERROR)}")
         self.directory = Path(directory)
         self.keep = keep
+        self.on_error = on_error
+        self._writer = Writer()
+        self._made = False
+        pulse_of(strategy).before_exit(self._writer.wait)
         self._model = model
         self._strategy = strategy
         self._hook = hook
         self._gatherer: StateGatherer | None = None
 
-    def save(self, step: int, position: Position) -> "Path | None":
-        """Writes a checkpoint, then removes the oldest beyond `keep`.
+    def save(self, step: int, position: Position, *, wait: bool = False, evaluation_due: bool = False) -> None:
+        """Takes what there is now, and writes it while training goes on.
 
-        Every worker calls it: the chief writes, the others go on at once.
+        Every worker calls it: the chief takes a copy and writes it in a thread, one checkpoint after the other; the
+        others go on at once. Oldest checkpoints beyond `keep` are removed.
 
         Args:
             step: training steps done.
             position: where in the data to go on.
+            wait: return when the checkpoint is on the disk.
+            evaluation_due: whether an evaluation was broken off, and is to be done first when training goes on.
 
-        Returns:
-            The checkpoint's folder, on the chief; None on the others.
+        Raises:
+            SaveError: on the chief, where this checkpoint or one before it could not be written, and `on_error` is
+                "stop".
         """
         if self._gatherer is None:
             self._gatherer = StateGatherer(self._strategy, [] if self._hook is None else self._hook.state)
         hook_values = self._gatherer.values()
         if not is_chief(self._strategy):
-            return None
-        final = self.directory / f"step-{step:08d}"
-        if final.exists() and _damage(final) is None:
-            return final
-        self.directory.mkdir(parents=True, exist_ok=True)
-        for left_over in self.directory.glob(".step-*"):
-            # Only the chief writes here: this is what a killed one left.
-            shutil.rmtree(left_over, ignore_errors=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".step-{step:08d}-", dir=self.directory))
-        try:
-            objects = self._objects()
-            with tf.device("CPU:0"):
-                objects |= {_hook_key(i): tf.Variable(value) for i, value in enumerate(hook_values)}
-            tf.train.Checkpoint(**objects).write(str(temporary / _STATE))
-            meta = {"step": step, "position": position.to_json(), "files": _digests(temporary)}
-            (temporary / _META).write_text(json.dumps(meta, indent=1), encoding="utf8")
-            for file in temporary.iterdir():
-                _sync(file)
-            os.chmod(temporary, 0o755)
-            if final.exists():
-                # A damaged checkpoint of the same step gives way.
-                shutil.rmtree(final)
-            os.rename(temporary, final)
-            _sync(self.directory)
-        except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        for old in _folders(self.directory)[: -self.keep]:
-            shutil.rmtree(old, ignore_errors=True)
-        return final
+            return
+        with tf.device("CPU:0"):
+            values = {name: tf.identity(self._local(variable)) for name, variable in self._objects().items()}
+            values |= {_hook_key(i): tf.constant(value) for i, value in enumerate(hook_values)}
+        self._writer.write(lambda: self._write(step, position, values, evaluation_due), f"step {step}")
+        if wait:
+            self.wait()
+        self.check()
+
+    def wait(self) -> None:
+        """Returns when nothing is left to write."""
+        self._writer.wait()
+
+    def check(self) -> None:
+        """Looks whether all checkpoints so far could be written; costs nothing.
+
+        Raises:
+            SaveError: where one could not, and `on_error` is "stop".
+        """
+        if self._writer.error is None:
+            return
+        error, self._writer.error = self._writer.error, None
+        what = f"the checkpoint of {error.what} could not be written into {self.directory}: {error.why}"
+        if self.on_error == "stop":
+            raise SaveError(
+                f"{what}. Earlier checkpoints are untouched. Make room, or repair the folder, and start again; "
+                "on_save_error='continue' trains on without it"
+            )
+        _log.warning("%s; training goes on, and would be resumed from an earlier checkpoint", what)
+
+    def _write(self, step: int, position: Position, values: dict[str, tf.Tensor], evaluation_due: bool) -> None:
+        if not self._made:
+            self.directory.mkdir(parents=True, exist_ok=True)
+            self._made = True
+        elif not self.directory.is_dir():
+            # To make it anew would hide that a disk is gone.
+            raise FileNotFoundError("the folder has vanished")
+        folder = write_checkpoint(self.directory, step, position, values, keep=self.keep)
+        if evaluation_due:
+            note_evaluation_due(folder)
+
+    def _local(self, variable: Any) -> tf.Tensor:
+        """Returns the value on this process's first replica; between steps it is the same on all."""
+        return tf.convert_to_tensor(self._strategy.experimental_local_results(variable)[0])
 
     def restore(self, resume: str = "auto") -> "Saved | None":
         """Restores the newest whole checkpoint into model, optimizer and hook.
@@ -151,12 +156,14 @@ class Checkpoints:
         if resume == "never":
             return None
         found = self.newest()
+        if is_chief(self._strategy):
+            remove_left_overs(self.directory)
         step = broadcast_int(self._strategy, -1 if found is None else found.step)
         if step < 0:
             if resume == "must":
                 require_checkpoint(self.directory)
             return None
-        saved = _read(self.directory / f"step-{step:08d}") if found is None or found.step != step else found
+        saved = read_saved(self.directory / f"step-{step:08d}") if found is None or found.step != step else found
         if min(gathered(self._strategy, int(saved is not None))) == 0:
             raise UsageError(
                 f"checkpoint_dir={str(self.directory)!r}: not every worker can read the checkpoint of step {step} "
@@ -164,15 +171,15 @@ class Checkpoints:
             )
         objects = self._objects()
         states = [] if self._hook is None else self._hook.state
-        misfit = _misfit(objects, states, saved.path / _STATE)
+        misfit = _misfit(objects, states, saved.path / STATE)
         if misfit:
             raise UsageError(
                 f"checkpoint {saved.path} does not fit the model, its optimizer or the hook: {misfit}; resume with the "
                 "configuration that wrote it, or use another checkpoint_dir"
             )
-        status = tf.train.Checkpoint(**objects).read(str(saved.path / _STATE))
+        status = tf.train.Checkpoint(**objects).read(str(saved.path / STATE))
         status.assert_existing_objects_matched().expect_partial()  # the hook's state is read below
-        reader = tf.train.load_checkpoint(str(saved.path / _STATE))
+        reader = tf.train.load_checkpoint(str(saved.path / STATE))
         for i, state in enumerate(states):
             restore_state(self._strategy, state, reader.get_tensor(_hook_key(i) + _VALUE))
         _log.info("resumed from %s at step %d", saved.path, saved.step)
@@ -196,59 +203,6 @@ class Checkpoints:
             for group, members in groups.items()
             for i, variable in enumerate(members)
         }
-
-
-def newest_checkpoint(directory: "str | os.PathLike") -> "Saved | None":
-    """Returns the newest whole checkpoint in `directory`; names damaged ones in the log. Touches no device."""
-    for folder in reversed(_folders(Path(directory))):
-        damage = _damage(folder)
-        if damage is None:
-            return _read(folder)
-        _log.warning("checkpoint %s is damaged (%s); the one before it is used", folder, damage)
-    return None
-
-
-def require_checkpoint(directory: "str | os.PathLike") -> Saved:
-    """Returns the newest whole checkpoint in `directory`.
-
-    Raises:
-        UsageError: where there is none.
-    """
-    found = newest_checkpoint(directory)
-    if found is None:
-        raise UsageError(
-            f"resume='must': there is no whole checkpoint in {str(directory)!r}; give the folder that has one "
-            "(checkpoint_dir), or resume='auto' to start anew"
-        )
-    return found
-
-
-def _folders(directory: Path) -> list[Path]:
-    if not directory.is_dir():
-        return []
-    found = [(int(m.group(1)), p) for p in directory.iterdir() if (m := _FOLDER.match(p.name))]
-    return [path for _, path in sorted(found)]
-
-
-def _damage(folder: Path) -> "str | None":
-    """Says what is wrong with a checkpoint, or None."""
-    try:
-        meta = json.loads((folder / _META).read_text(encoding="utf8"))
-        expected = meta["files"]
-        Position.from_json(meta["position"])
-        int(meta["step"])
-    except FileNotFoundError:
-        return f"{_META} is missing"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        return f"{_META} cannot be read: {error}"
-    for name, digest in expected.items():
-        try:
-            found = _digest(folder / name)
-        except OSError as error:
-            return f"{name} cannot be read: {error.strerror}"
-        if found != digest:
-            return f"{name} is not what was written"
-    return None
 
 
 def _misfit(objects: dict[str, Any], states: Sequence[ReplicaState], state: Path) -> "str | None":
@@ -278,36 +232,3 @@ def _hook_key(number: int) -> str:
 def _place(name: str) -> str:
     group, _, number = name.partition("_")
     return f"{group} {int(number)}"
-
-
-def _read(folder: Path) -> "Saved | None":
-    if _damage(folder) is not None:
-        return None
-    meta = json.loads((folder / _META).read_text(encoding="utf8"))
-    return Saved(int(meta["step"]), Position.from_json(meta["position"]), folder)
-
-
-def _digests(folder: Path) -> dict[str, str]:
-    return {file.name: _digest(file) for file in sorted(folder.iterdir())}
-
-
-def _digest(file: Path) -> str:
-    with open(file, "rb") as stream:
-        return (
-            hashlib.file_digest(stream, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _chunked(stream)
-        )
-
-
-def _chunked(stream: Any) -> str:
-    digest = hashlib.sha256()
-    while chunk := stream.read(1 << 20):
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -6,6 +6,8 @@ import threading
 import keras
 import tensorflow as tf
 
+from tfdist.training.marks import Marks
+
 
 @dataclasses.dataclass
 class DeferredLoss:
@@ -45,6 +47,7 @@ class Frame:
             share it.
         stamps: begin and end of each aggregation of gradients, one after the other (see `stamps.stamp`); None where
             the step is not timed.
+        marks: where the step notes how far it has come; None where nobody watches.
     """
 
     count: tf.Tensor
@@ -59,6 +62,7 @@ class Frame:
     deferred: list[DeferredLoss] = dataclasses.field(default_factory=list)
     updated: dict[int, keras.Variable] = dataclasses.field(default_factory=dict)
     stamps: "list[tf.Tensor] | None" = None
+    marks: "Marks | None" = None
 
     @property
     def loss_weight(self) -> "float | tf.Tensor":

@@ -1,11 +1,13 @@
 """Compiled loops over a step: many steps in one `tf.function` call."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.data import per_replica
+from tfdist.liveness.beat import COMPUTING, READING
 from tfdist.training.options import BatchLayout
 from tfdist.training.stamps import held, stamp
 from tfdist.training.step import Logs, Step
@@ -35,11 +37,13 @@ class StepFunctions:
     Args:
         step: the step.
         run_eagerly: run Python instead, for debugging.
+        on_trace: is called whenever a function begins to be traced.
     """
 
-    def __init__(self, step: Step, *, run_eagerly: bool = False):
+    def __init__(self, step: Step, *, run_eagerly: bool = False, on_trace: "Callable[[], None]" = lambda: None):
         self.step = step
         self.run_eagerly = run_eagerly
+        self._on_trace = on_trace
         self._cache: dict[tuple, Any] = {}
         self._bound_to: dict[tuple, tuple] = {}
 
@@ -99,15 +103,18 @@ class StepFunctions:
 
     def _train_next(self, iterator: Any, layout: BatchLayout, with_logs: bool, *, after: Any) -> tuple:
         """Trains on the next batch, after the tensors `after`: logs, times of begin and input, intervals."""
-        if not self.step.timed:
+        timed, marks = self.step.timed, self.step.marks
+        if not timed and marks is None:
             return *self.step.train(self._next(iterator), layout, with_logs=with_logs), None
-        began = stamp(after)
-        with tf.control_dependencies([began]):
+        begin = [stamp(after)] if timed else []
+        begin += [marks.mark(READING, after)] if marks is not None else []
+        with tf.control_dependencies([moment for moment in begin if moment is not None]):
             batch = next(iterator)
-        there = stamp(batch)
+        there = [stamp(batch)] if timed else []
+        there += [marks.mark(COMPUTING, batch)] if marks is not None else []
         batch = held(batch, there)
         logs, intervals = self.step.train(per_replica(self.step.strategy, batch), layout, with_logs=with_logs)
-        return logs, (began, there), intervals
+        return logs, (begin[0], there[0]) if timed else None, intervals
 
     def _train_loop(self, iterator: Any, steps: tf.Tensor, layout: BatchLayout, with_logs: bool) -> tuple:
         """A while loop for all steps but the last, which gives the logs."""
@@ -116,6 +123,7 @@ class StepFunctions:
 
         def body(i: tf.Tensor, *times: tf.TensorArray) -> tuple:
             _, *values = self._train_next(iterator, layout, with_logs=False, after=i)
+            values = values if timed else []
             return i + 1, *(array.write(i, tf.stack(value)) for array, value in zip(times, values, strict=False))
 
         i, *times = tf.while_loop(lambda i, *_: i < steps - 1, body, (tf.constant(0), *times), parallel_iterations=1)
@@ -152,7 +160,12 @@ class StepFunctions:
     def _function(self, key: tuple, build: Any) -> Any:
         if key not in self._cache:
             function = build()
+
+            def traced(*arguments: Any) -> Any:
+                self._on_trace()
+                return function(*arguments)
+
             self._cache[key] = (
-                function if self.run_eagerly else tf.function(function, reduce_retracing=True, autograph=False)
+                function if self.run_eagerly else tf.function(traced, reduce_retracing=True, autograph=False)
             )
         return self._cache[key]

@@ -131,9 +131,9 @@ class TrainLoop:
         """Creates all variables for batches such as `dataset` gives; needed before a checkpoint is restored."""
         self._runner.functions(self._feed(dataset).element_spec)
 
-    def checkpoints(self, directory: Any, *, keep: int = 3) -> Checkpoints:
-        """Returns the checkpoints of this training in `directory`; call `build` first."""
-        return Checkpoints(directory, self.model, self.strategy, hook=self.hook, keep=keep)
+    def checkpoints(self, directory: Any, *, keep: int = 3, on_save_error: str = "stop") -> Checkpoints:
+        """Returns the checkpoints of this training in `directory`; call `build` first. See `Checkpoints`."""
+        return Checkpoints(directory, self.model, self.strategy, hook=self.hook, keep=keep, on_error=on_save_error)
 
     def resume(self, checkpoints: Checkpoints, resume: str = "auto") -> bool:
         """Continues from the newest checkpoint; see `Checkpoints.restore`. Returns whether there was one."""
@@ -141,7 +141,7 @@ class TrainLoop:
         if saved is None:
             return False
         self.step, self._position = saved.step, saved.position
-        self._runner.resume(saved.step, saved.position)
+        self._runner.resume(saved.step, saved.position, evaluation_due=saved.evaluation_due)
         return True
 
     @one_run("_runner")
@@ -192,10 +192,23 @@ class TrainLoop:
         last = self.step + steps
         logs: dict[str, float] = {}
         validation_logs: dict[str, float] = {}
-        stop = False
+        stop = epoch_is_over = False
+        saved_at = self.step
+
+        def save_last() -> None:
+            due = self._runner.evaluating
+            if self.step > saved_at or due:
+                checkpoints.save(self.step, self._next_position(epoch_is_over), evaluation_due=due)
+            checkpoints.wait()
+            checkpoints.check()
+
+        if checkpoints is not None:
+            self._runner.save_on_stop(save_last)
+        if self._runner.take_evaluation_due() and validation is not None:
+            validation_logs = self._validate(validation)
         self.model.reset_metrics()
         while self.step < last and not stop:
-            iterator, left = feed.begin_epoch(self.strategy, self.position.epoch, self.position.step)
+            iterator, left = self._runner.begin_epoch(feed, self.position.epoch, self.position.step)
             left = left if agreed is None else agreed - self.position.step
             epoch_is_over = left == 0
             while self.step < last and not stop and not epoch_is_over:
@@ -227,12 +240,13 @@ class TrainLoop:
                 if validation is not None and _is_due(self.step, validate_every, last):
                     if call_logs is None:
                         logs = as_python(self._runner.functions(feed.element_spec).logs())
-                    with self._runner.activity("evaluation"):
-                        validation_now = validation_logs = self.evaluate(validation)
-                    self.model.reset_metrics()
+                    validation_now = validation_logs = self._validate(validation)
+                if checkpoints is not None:
+                    checkpoints.check()
                 if checkpoints is not None and _is_due(self.step, checkpoint_every, last):
                     with self._runner.activity("save"):
-                        checkpoints.save(self.step, self.position.next_epoch() if epoch_is_over else self.position)
+                        checkpoints.save(self.step, self._next_position(epoch_is_over), wait=self.step == last)
+                    saved_at = self.step
                 if callbacks:
                     state = LoopState(self.step, self.position.epoch, logs, validation_now)
                     wishes = [callback(state) for callback in callbacks]
@@ -243,12 +257,18 @@ class TrainLoop:
                 self._position = self.position.next_epoch()
         if stop and checkpoints is not None:
             with self._runner.activity("save"):
-                checkpoints.save(self.step, self.position)
+                save_last()
         if not logs:
             logs = as_python(self._runner.functions(feed.element_spec).logs())
         for observer in observers:
             observer.on_loop_end()
         return {**logs, **{f"val_{name}": value for name, value in validation_logs.items()}}
+
+    def _validate(self, validation: Any) -> dict[str, float]:
+        with self._runner.activity("evaluation"):
+            logs = self.evaluate(validation)
+        self.model.reset_metrics()
+        return logs
 
     def evaluate(self, dataset: Any) -> dict[str, float]:
         """Returns loss and metrics over `dataset`, each example counted once. Every worker must call it."""
@@ -268,6 +288,9 @@ class TrainLoop:
         self._runner.require_same_batch(feed)
         own_logs = calls[-1][1]
         return as_python(functions.logs() if own_logs is None else own_logs)
+
+    def _next_position(self, epoch_is_over: bool) -> "tfdist_data.Position":
+        return self.position.next_epoch() if epoch_is_over else self.position
 
     def _feed(self, dataset: Any) -> "tfdist_data.Feed":
         known = self._feeds.get(id(dataset))

@@ -85,6 +85,7 @@ class OwnStep:
                 clip_global_norm=self._options.clip_global_norm,
                 apply=stock,
                 stamps=self._frames.current.stamps,
+                marks=self._frames.current.marks,
             )
 
         return apply

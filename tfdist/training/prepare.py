@@ -170,6 +170,9 @@ class KerasMethods:
         epoch_logs: dict[str, Any] = {}
         start = runner.take_resumed(feed) or Position(seams.initial_epoch(model) or initial_epoch, 0, feed.seed)
         checked = False
+        if runner.take_evaluation_due() and validation is not None and start.epoch > 0:
+            epoch_logs = self._validated(validation, callbacks)
+            callbacks.on_epoch_end(start.epoch - 1, epoch_logs)
         for epoch in range(start.epoch, epochs):
             if runner.last_step is not None and runner.steps_done >= runner.last_step:
                 break
@@ -178,7 +181,7 @@ class KerasMethods:
             callbacks.on_epoch_begin(epoch)
             logs: dict[str, Any] = {}
             done = 0
-            iterator, steps = feed.begin_epoch(runner.strategy, epoch, position.step)
+            iterator, steps = runner.begin_epoch(feed, epoch, position.step)
             calls = runner.train_calls(
                 feed,
                 iterator,
@@ -203,9 +206,7 @@ class KerasMethods:
                 raise UsageError(_NO_BATCH.format(what="fit", argument="steps_per_epoch"))
             epoch_logs = as_python(logs)
             if validation is not None and _is_validation_epoch(epoch, validation_freq):
-                with runner.activity("evaluation"):
-                    values = self._evaluate(validation, callbacks)
-                epoch_logs.update({f"val_{name}": value for name, value in values.items()})
+                epoch_logs.update(self._validated(validation, callbacks))
             callbacks.on_epoch_end(epoch, epoch_logs)
             model.stop_training = any_of(runner.strategy, model.stop_training)
             if model.stop_training:
@@ -214,6 +215,11 @@ class KerasMethods:
             model.optimizer.finalize_variable_values(model.trainable_weights)
         callbacks.on_train_end(logs=epoch_logs)
         return model.history
+
+    def _validated(self, validation: "tfdist_data.Feed", callbacks: Any) -> dict[str, Any]:
+        with self.runner.activity("evaluation"):
+            values = self._evaluate(validation, callbacks)
+        return {f"val_{name}": value for name, value in values.items()}
 
     def evaluate(
         self,

@@ -12,11 +12,15 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist import data as tfdist_data
-from tfdist.errors import UsageError
-from tfdist.strategy import is_chief, num_workers
+from tfdist.errors import EXIT_REQUEUE, PeerError, UsageError
+from tfdist.liveness.pulse import say
+from tfdist.liveness.signals import StopSignals
+from tfdist.liveness.stops import Preempted
+from tfdist.strategy import is_chief, leave_together, num_workers, pulse_of
 from tfdist.training import seams
 from tfdist.training.build import build_model
 from tfdist.training.functions import StepFunctions
+from tfdist.training.marks import Marks
 from tfdist.training.options import BatchLayout, StepOptions
 from tfdist.training.report import Activity, StepListener, StepReport, Watcher
 from tfdist.training.step import Step
@@ -45,6 +49,13 @@ class Runner:
         self.last_step: int | None = None
         self.position: tfdist_data.Position | None = None
         self.resumed_at: tfdist_data.Position | None = None
+        self.pulse = pulse_of(self.strategy)
+        self._marks = Marks() if self.pulse.has_monitor else None
+        self._save_on_stop: Callable[[], None] | None = None
+        self._evaluation_due = False
+        self.evaluating = False
+        self._first_call = True
+        self._run = contextlib.ExitStack()
         self._watchers: list[Watcher] = []
         self._timed = False
         self._functions: StepFunctions | None = None
@@ -72,8 +83,13 @@ class Runner:
         return self._functions
 
     def _make_functions(self) -> None:
-        step = Step(self.model, self.strategy, self.options, timed=self._timed)
-        self._functions = StepFunctions(step, run_eagerly=bool(self.model.run_eagerly))
+        step = Step(self.model, self.strategy, self.options, timed=self._timed, marks=self._marks)
+        self._functions = StepFunctions(step, run_eagerly=bool(self.model.run_eagerly), on_trace=self._on_trace)
+
+    def _on_trace(self) -> None:
+        if self._marks is not None and self.pulse.doing in ("step", "first"):
+            self._marks.reset()
+            self.pulse.enter("trace")
 
     def watch(self, watcher: Watcher) -> None:
         """Tells `watcher` of all that follows; from now on steps take time stamps."""
@@ -100,9 +116,53 @@ class Runner:
     def activity(self, kind: str) -> Iterator[None]:
         """Tells the watchers of what is done within."""
         began = time.time()
-        yield
+        before, self.evaluating = self.evaluating, kind == "evaluation"
+        with self.pulse.phase(kind):
+            yield
+        self.evaluating = before
         for watcher in self._watchers:
             watcher(Activity(kind, time.time() - began))
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Is what one call that trains does in: watched, and ended in order where the job is asked to stop."""
+        if self._marks is not None:
+            self.pulse.stage_from(self._marks.read)
+        self.pulse.enter("start")
+        try:
+            with self.same_watchers_after(), contextlib.ExitStack() as self._run:
+                try:
+                    yield
+                except Preempted:
+                    if self._save_on_stop is not None:
+                        with self.pulse.phase("save"):
+                            self._save_on_stop()
+                    say(f"stopped after step {self.steps_done}, to be started again (exit code {EXIT_REQUEUE})")
+                    raise
+        except Preempted:
+            leave_together(self.strategy)
+            raise
+        except BaseException as error:
+            by_others = self.num_workers > 1 and isinstance(error, _BY_OTHERS)
+            self.pulse.failed(f"{type(error).__name__}: {error}", by_others=by_others)
+            if by_others and not isinstance(error, PeerError):
+                raise PeerError(self.pulse.what_happened() or _A_COLLECTIVE_FAILED.format(error=error)) from error
+            raise
+        finally:
+            self._save_on_stop, self.evaluating = None, False
+            self.pulse.enter("outside")
+
+    def save_on_stop(self, save: "Callable[[], None]") -> None:
+        """Lets a signal that asks the job to stop (SIGTERM) end this call after a step, with `save` as the last.
+
+        To be called within a call that trains. Without it, such a signal ends the process, as there is nothing
+        that could be gone on from.
+
+        Args:
+            save: is called on every worker, after the same step.
+        """
+        self._save_on_stop = save
+        self._run.enter_context(StopSignals(self.pulse))
 
     def _connect_hook(self) -> None:
         def agree(value: int) -> int:
@@ -112,10 +172,22 @@ class Runner:
         hook.transport = make_transport(self.options.transport, self.strategy, agree)
         hook.tune(self.strategy, agree)
 
-    def resume(self, step: int, position: "tfdist_data.Position") -> None:
-        """Makes the next training go on at `position`, after `step` steps."""
+    def begin_epoch(self, feed: "tfdist_data.Feed", epoch: int, step: int) -> tuple[Any, "int | None"]:
+        """Begins an epoch of the training data at a step; see `Feed.begin_epoch`."""
+        self._first_call = True  # to fill a buffer for shuffling may take long
+        return feed.begin_epoch(self.strategy, epoch, step)
+
+    def resume(self, step: int, position: "tfdist_data.Position", *, evaluation_due: bool = False) -> None:
+        """Makes the next training go on at `position`, after `step` steps, and perhaps with an evaluation."""
         self.steps_done = step
+        self._evaluation_due = evaluation_due
+        self.pulse.resumed(step)
         self.position = self.resumed_at = position
+
+    def take_evaluation_due(self) -> bool:
+        """Returns, once, whether an evaluation was broken off where training goes on."""
+        due, self._evaluation_due = self._evaluation_due, False
+        return due
 
     def take_resumed(self, feed: "tfdist_data.Feed") -> "tfdist_data.Position | None":
         """Returns where a resumed training goes on, once, and gives `feed` its seed; else None."""
@@ -188,26 +260,33 @@ class Runner:
         Returns:
             The steps done, 0 at the end of the data, and the logs, if any.
         """
-        functions = self._functions
+        functions, pulse = self._functions, self.pulse
         layout = layout_of(feed)
         batch = input_there = None
         fetching = time.time()
+        pulse.stops.begin()
         if feed.may_end:
             # Only the batch itself tells whether the data has ended, so batches are fetched one by one.
-            batch, most = self.next_batch(iterator), 1
+            with pulse.phase("first" if self._first_call else "data"):
+                batch, most = self.next_batch(iterator), 1
             if batch is None:
+                pulse.stops.end()
                 return 0, None
             input_there = time.time()
         if before is not None:
             before()
         traces = functions.trace_count if self._watchers else 0
         began, start = time.time(), time.perf_counter()
+        pulse.enter("first" if self._first_call else "step")
+        self._first_call = False
         if batch is not None:
             result = functions.train_batch(batch, layout)
         else:
             result = functions.train(iterator, most, layout, with_logs=with_logs)
         seconds = time.perf_counter() - start
         self.steps_done += most
+        pulse.stepped(self.steps_done, seconds / most)
+        pulse.stops.end()
         report = StepReport(
             step=self.steps_done,
             num_steps=most,
@@ -240,9 +319,11 @@ class Runner:
         steps = steps or own_steps
         step = 0
         while steps is None or step < steps:
+            self.pulse.stops.begin()
             if feed.may_end:
                 batch = self.next_batch(iterator)
                 if batch is None:
+                    self.pulse.stops.end()
                     break
                 before(step)
                 count = 1
@@ -251,6 +332,8 @@ class Runner:
                 count = min(steps_per_call, steps - step)
                 before(step)
                 logs = functions.test(iterator, count, layout)
+            self.pulse.moved()
+            self.pulse.stops.end()
             yield step + count - 1, logs
             step += count
         feed.end_epoch(step)
@@ -342,7 +425,7 @@ def runner_of(model: keras.Model, who: str) -> Runner:
 
 
 def one_run(attribute: str) -> Callable:
-    """Decorates a method that trains: watchers that come in during a call are gone after it, even if it fails.
+    """Decorates a method that trains: see `Runner.training`.
 
     Args:
         attribute: where the object of the method has its runner.
@@ -351,13 +434,23 @@ def one_run(attribute: str) -> Callable:
     def decorate(method: Callable) -> Callable:
         @functools.wraps(method)
         def run(self: Any, *args: Any, **options: Any) -> Any:
-            with getattr(self, attribute).same_watchers_after():
+            with getattr(self, attribute).training():
                 return method(self, *args, **options)
 
         return run
 
     return decorate
 
+
+_BY_OTHERS = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.DeadlineExceededError,
+    PeerError,
+)
+"""What a worker's step raises when another worker has gone."""
+_A_COLLECTIVE_FAILED = "a step of this worker failed, as TensorFlow does when another worker has gone: {error}"
 
 _SAME_DATA = (
     "give every worker the same, whole data and tfdist gives each its part: seed every shuffle "

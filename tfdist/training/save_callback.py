@@ -21,12 +21,19 @@ class SaveCheckpoints(keras.callbacks.Callback):
         every: steps between checkpoints; None saves after every epoch.
         keep: how many checkpoints stay.
         resume: "auto" (continue where there is a checkpoint), "must" (or fail), "never".
+        on_save_error: "stop" or "continue", where a checkpoint cannot be written.
     """
 
     same_on_all = True
 
     def __init__(
-        self, directory: "str | os.PathLike", *, every: "int | None" = None, keep: int = 3, resume: str = "auto"
+        self,
+        directory: "str | os.PathLike",
+        *,
+        every: "int | None" = None,
+        keep: int = 3,
+        resume: str = "auto",
+        on_save_error: str = "stop",
     ):
         super().__init__()
         if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
@@ -37,6 +44,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
         self.every = every
         self.keep = keep
         self.resume = resume
+        self.on_save_error = on_save_error
         self._checkpoints: Checkpoints | None = None
         self._saved_at = -1
 
@@ -44,15 +52,22 @@ class SaveCheckpoints(keras.callbacks.Callback):
         """Restores the newest checkpoint."""
         self._runner = runner = runner_of(self.model, "SaveCheckpoints")
         self._checkpoints = Checkpoints(
-            self.directory, self.model, runner.strategy, hook=runner.options.hook, keep=self.keep
+            self.directory,
+            self.model,
+            runner.strategy,
+            hook=runner.options.hook,
+            keep=self.keep,
+            on_error=self.on_save_error,
         )
         saved = self._checkpoints.restore(self.resume)
         if saved is not None:
-            runner.resume(saved.step, saved.position)
+            runner.resume(saved.step, saved.position, evaluation_due=saved.evaluation_due)
         self._saved_at = runner.steps_done
+        runner.save_on_stop(self._save_last)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Saves where `every` steps have passed."""
+        self._checkpoints.check()
         if self.every is not None and self._runner.steps_done // self.every > self._saved_at // self.every:
             self._save()
 
@@ -63,8 +78,15 @@ class SaveCheckpoints(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         """Saves the end."""
-        if self._runner.steps_done > self._saved_at:
-            self._save()
+        with self._runner.activity("save"):
+            self._save_last()
+
+    def _save_last(self) -> None:
+        due = self._runner.evaluating
+        if self._runner.steps_done > self._saved_at or due:
+            self._checkpoints.save(self._runner.steps_done, self._runner.position, evaluation_due=due)
+        self._checkpoints.wait()
+        self._checkpoints.check()
 
     def _save(self) -> None:
         with self._runner.activity("save"):

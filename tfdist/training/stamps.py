@@ -27,19 +27,22 @@ def stamp(after: Any) -> tf.Tensor:
             return tf.timestamp()
 
 
-def held(value: Any, until: tf.Tensor) -> Any:
-    """Returns `value` for use after the stamp `until`.
+def held(value: Any, until: Sequence) -> Any:
+    """Returns `value` for use after the stamps `until`.
 
     Where a process has few threads, a stamp could stand in a queue behind the work whose begin it is to mark, until
     that has ended. So the last of that work waits for it.
 
     Args:
         value: tensors, nested.
-        until: a stamp that waits for `value`, or for more.
+        until: stamps, or other operations, that wait for `value`, or for more; None among them stand for nothing.
     """
+    until = [moment for moment in until if moment is not None]
+    if not until:
+        return value
 
     def hold(tensor: Any) -> Any:
-        with tf.control_dependencies([until]):
+        with tf.control_dependencies(until):
             return tf.identity(tensor)
 
     return tf.nest.map_structure(hold, value, expand_composites=True)

@@ -14,6 +14,7 @@ from tfdist.training import seams
 from tfdist.training.collective_state import average_updates, global_metric_results
 from tfdist.training.frame import Frame, FrameStack, make_frame
 from tfdist.training.gradients import Gradients, update_metrics
+from tfdist.training.marks import Marks
 from tfdist.training.options import BatchLayout, StepOptions
 from tfdist.training.own_step import OwnStep
 from tfdist.training.scope import own_step_scope, step_scope, track_loss
@@ -31,15 +32,23 @@ class Step:
         strategy: the strategy.
         options: how to train.
         timed: whether training takes time stamps (see `train`).
+        marks: where training notes how far it has come; None where nobody watches.
     """
 
     def __init__(
-        self, model: keras.Model, strategy: tf.distribute.Strategy, options: StepOptions, *, timed: bool = False
+        self,
+        model: keras.Model,
+        strategy: tf.distribute.Strategy,
+        options: StepOptions,
+        *,
+        timed: bool = False,
+        marks: "Marks | None" = None,
     ):
         self.model = model
         self.strategy = strategy
         self.options = options
         self.timed = timed
+        self.marks = marks
         self.num_replicas = strategy.num_replicas_in_sync
         self.additive = getattr(model, "distribute_reduction_method", None) == "sum"
         self._frames = FrameStack()
@@ -112,7 +121,7 @@ class Step:
     def _train(self, data: Any, count: Any, total: Any, layout: BatchLayout, with_logs: bool) -> Any:
         model = self.model
         optimizer = model.optimizer
-        frame = self._timed(self._frame(count, total, layout))
+        frame = self._watched(self._frame(count, total, layout))
         self._frames.push(frame)
         gradients = self._gradients.accumulated(data, frame)
         average_updates(list(frame.updated.values()), frame)
@@ -126,12 +135,14 @@ class Step:
                 hook=self.options.hook,
                 clip_global_norm=self.options.clip_global_norm,
                 stamps=frame.stamps,
+                marks=frame.marks,
             )
         self._frames.pop()
         return logs, self._intervals(frame)
 
-    def _timed(self, frame: Frame) -> Frame:
+    def _watched(self, frame: Frame) -> Frame:
         frame.stamps = [] if self.timed else None
+        frame.marks = self.marks
         return frame
 
     def _intervals(self, frame: Frame) -> "tf.Tensor | None":
@@ -151,7 +162,7 @@ class Step:
         return logs
 
     def _own_train(self, data: Any, count: Any, total: Any, layout: BatchLayout, with_logs: bool) -> Any:
-        frame = self._timed(self._frame(count, total, layout, self.additive))
+        frame = self._watched(self._frame(count, total, layout, self.additive))
         return self._own.train(data, frame), self._intervals(frame)
 
     def _own_test(self, data: Any, count: Any, total: Any, layout: BatchLayout, with_logs: bool) -> Any:

@@ -9,6 +9,8 @@ import tensorflow as tf
 from tfdist.errors import UsageError
 from tfdist.hooks import Hook
 from tfdist.hooks.buckets import backward_order
+from tfdist.liveness.beat import UPDATING, WAITING
+from tfdist.training.marks import Marks
 from tfdist.training.stamps import held, stamp
 
 
@@ -21,6 +23,7 @@ def apply_gradients(
     clip_global_norm: "float | None" = None,
     apply: "Callable | None" = None,
     stamps: "list[tf.Tensor] | None" = None,
+    marks: "Marks | None" = None,
 ) -> None:
     """Sums gradients over the replicas and lets the optimizer update every replica's variables.
 
@@ -37,6 +40,7 @@ def apply_gradients(
         apply: the optimizer's own `apply`, where the instance's is replaced.
         stamps: gets the times at which the gradients were there, and at which their sums were; and the same for what
             the hook sends after the update.
+        marks: gets the same moments.
     """
     scaling = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if scaling and not hook.replicas_agree:
@@ -48,14 +52,12 @@ def apply_gradients(
     # A lossy hook may keep what it leaves out, which must not change its meaning when the loss scale changes.
     factor = optimizer.scale_loss(tf.ones([])) if scaling and hook.lossy else None
     given = [gradients[i] if factor is None else scaled(gradients[i], 1.0 / factor) for i in present]
-    if stamps is not None and present:
-        stamps.append(stamp(given))
+    if present:
         last = backward_order([_values(g) for g in given])[-1]
-        given[last] = held(given[last], stamps[-1])
+        given[last] = held(given[last], _moment(given, stamps, marks, WAITING))
     aggregated = hook.aggregate(given, [variables[i] for i in present]) if present else []
-    if stamps is not None and present:
-        stamps.append(stamp(aggregated))
-        aggregated[last] = held(aggregated[last], stamps[-1])
+    if present:
+        aggregated[last] = held(aggregated[last], _moment(aggregated, stamps, marks, UPDATING))
     gradients = list(gradients)
     for i, gradient in zip(present, aggregated, strict=True):
         gradients[i] = gradient if factor is None else scaled(gradient, factor)
@@ -79,12 +81,23 @@ def apply_gradients(
     if not present:
         return
     updated = [variables[i] for i in present]
-    if stamps is None or not hook.sends_after_update:
+    if not hook.sends_after_update or (stamps is None and marks is None):
         hook.after_update(updated)
         return
-    stamps.append(stamp([tf.convert_to_tensor(v.value) for v in updated]))
+    _moment([tf.convert_to_tensor(v.value) for v in updated], stamps, marks, WAITING)
     hook.after_update(updated)
-    stamps.append(stamp([tf.convert_to_tensor(v.value) for v in updated]))
+    _moment([tf.convert_to_tensor(v.value) for v in updated], stamps, marks, UPDATING)
+
+
+def _moment(after: Any, stamps: "list[tf.Tensor] | None", marks: "Marks | None", stage: int) -> list:
+    """Notes the moment at which `after` is there; returns the operations that do so."""
+    moments = []
+    if stamps is not None:
+        stamps.append(stamp(after))
+        moments.append(stamps[-1])
+    if marks is not None:
+        moments.append(marks.mark(stage, after))
+    return moments
 
 
 def _values(gradient: Any) -> tf.Tensor:

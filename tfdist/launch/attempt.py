@@ -1,0 +1,156 @@
+"""One attempt of a job: its workers from their start to their end."""
+
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from tfdist.cluster.base import Cluster
+from tfdist.cluster.ports import HOST, hold_ports
+from tfdist.launch.failure import Failure, ends
+from tfdist.launch.output import Screen
+from tfdist.launch.pmi import PMIServer
+from tfdist.launch.signals import CaughtSignals
+from tfdist.launch.supervisor import Supervisor
+from tfdist.launch.watchdog import Watchdog
+from tfdist.launch.worker import Worker
+from tfdist.liveness import Limits, Monitor
+
+
+@dataclass(frozen=True)
+class Job:
+    """What every attempt of a job has in common.
+
+    Attributes:
+        workers: How many workers.
+        command: The script's path, then its arguments.
+        mpi: Whether the workers are one MPI job as well.
+        pin: Cores of each worker; None for all.
+        start_port: The first worker's port; None for free ones.
+        env: Environment variables on top of those of this process.
+        limits: How long a worker may show no sign of life.
+    """
+
+    workers: int
+    command: Sequence[str]
+    mpi: bool = False
+    pin: "int | None" = None
+    start_port: "int | None" = None
+    env: "Mapping[str, str] | None" = None
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an attempt ended.
+
+    Attributes:
+        failure: Why it failed; None where it did not.
+        asked_to_stop: It ended because it was asked to, with everything saved.
+        interrupted_by: The signal to the launcher that ended it, if one has.
+        at: When the failure came, by the monotonic clock.
+    """
+
+    failure: "Failure | None"
+    asked_to_stop: bool
+    interrupted_by: "int | None"
+    at: float
+
+
+def run_attempt(
+    job: Job,
+    number: int,
+    screen: Screen,
+    logs: "Sequence[BinaryIO] | None",
+    caught: CaughtSignals,
+    on_training: Callable[[int], None],
+) -> Outcome:
+    """Starts the workers, and watches them to their end. Nothing is left of them then.
+
+    Args:
+        job: What to run.
+        number: How often the job was started before.
+        screen: Where messages go.
+        logs: A file for each worker's output.
+        caught: The signals sent to this process.
+        on_training: Is called with the step at which training begins, when it does.
+
+    Raises:
+        UsageError: There are no ports.
+    """
+    began = time.monotonic()
+    with ExitStack() as stack, ExitStack() as held_ports:
+        ports = hold_ports(job.workers, held_ports, start_port=job.start_port)
+        addresses = tuple(f"{HOST}:{port}" for port in ports)
+        started: list[Worker] = []
+        watchdog = Watchdog()
+        stack.callback(_reap, started)  # the last step: until then nobody else can get the ids of the groups
+        stack.callback(watchdog.close)
+        stack.callback(_kill, started)
+        monitor = Monitor(addresses, host=HOST, limits=job.limits)
+        stack.callback(monitor.close)
+        held_ports.close()
+        server = PMIServer(job.workers) if job.mpi else None
+        if server:
+            stack.callback(server.close)
+        for index in range(job.workers):
+            worker = Worker(
+                index,
+                [sys.executable, *map(os.fspath, job.command)],
+                {
+                    **os.environ,
+                    **(job.env or {}),
+                    "TF_CONFIG": Cluster(addresses, index, "tfdist launch").tf_config(),
+                    "TFDIST_MONITOR": monitor.address,
+                    "TFDIST_RESTARTS": str(number),
+                    "PYTHONUNBUFFERED": "1",
+                    **(server.environment(index) if server else {}),
+                },
+                screen,
+                logs[index] if logs else None,
+                pass_fds=(server.descriptor(index),) if server else (),
+            )
+            if server:
+                server.started(index)
+            started.append(worker)
+            if job.pin:
+                os.sched_setaffinity(worker.pid, _cores(index, job.pin))
+            watchdog.guard(worker.pid)
+        supervisor = Supervisor(started, screen, caught, monitor, on_training)
+        supervisor.run()
+        failed = supervisor.first_failed
+        failure = None
+        if failed is not None:
+            steps = monitor.steps()
+            failure = Failure(
+                worker=failed.index,
+                host=socket.gethostname(),
+                code=failed.poll() or 0,
+                why=supervisor.why,
+                last_lines=tuple(line.decode(errors="replace") for line in failed.tail),
+                others=ends([(worker.index, worker.poll() or 0) for worker in started if worker is not failed]),
+                step=None if steps is None else steps[1],
+                after_s=time.monotonic() - began,
+            )
+    return Outcome(failure, supervisor.asked_to_stop, supervisor.interrupted_by, supervisor.failed_at)
+
+
+def _cores(index: int, each: int) -> set[int]:
+    """Returns the cores of one worker, out of those that this process may use."""
+    cores = sorted(os.sched_getaffinity(0))
+    return {cores[(index * each + i) % len(cores)] for i in range(each)}
+
+
+def _kill(workers: Sequence[Worker]) -> None:
+    for worker in workers:
+        worker.signal(signal.SIGKILL)
+
+
+def _reap(workers: Sequence[Worker]) -> None:
+    for worker in workers:
+        worker.reap()

@@ -1,0 +1,68 @@
+"""What is told of a failure of a job, to people and to programs."""
+
+import json
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tfdist.errors import EXIT_REQUEUE
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why one attempt of a job ended.
+
+    Attributes:
+        worker: Which worker failed first.
+        host: Where it ran.
+        code: Its exit code, minus the signal's number if a signal ended it.
+        why: What the workers' heartbeats say, if they say anything.
+        last_lines: What it printed last.
+        others: For each other worker, how it ended.
+        step: The last step that any worker has told of; None where training had not begun.
+        after_s: Seconds since the attempt began.
+    """
+
+    worker: int
+    host: str
+    code: int
+    why: "str | None"
+    last_lines: tuple[str, ...]
+    others: dict[int, str]
+    step: "int | None"
+    after_s: float
+
+    @property
+    def headline(self) -> str:
+        """One line for people."""
+        at = "" if self.step is None else f", after step {self.step}"
+        why = f": {self.why}" if self.why else ""
+        return f"worker {self.worker} failed first, {how(self.code)}, on {self.host}{at}{why}"
+
+    def as_event(self) -> dict[str, object]:
+        """Returns what is written of it."""
+        return {"event": "failure", **asdict(self)}
+
+
+def append(file: Path, event: Mapping[str, object]) -> None:
+    """Adds an event to a file of JSON lines."""
+    with open(file, "a", encoding="utf8") as stream:
+        stream.write(json.dumps(event) + "\n")
+
+
+def how(code: int) -> str:
+    """Says how a process with this exit code has ended."""
+    if code >= 0:
+        meaning = " (asked to stop, all saved)" if code == EXIT_REQUEUE else ""
+        return f"with exit code {code}{meaning}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"  # a real-time signal
+    return f"ended by {name}" + (" (is the memory full?)" if name == "SIGKILL" else "")
+
+
+def ends(workers: Sequence[tuple[int, int]]) -> dict[int, str]:
+    """Returns how each of some workers has ended, given as pairs of index and exit code."""
+    return {index: how(code) for index, code in workers}

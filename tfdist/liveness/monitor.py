@@ -1,0 +1,279 @@
+"""The one place that hears every worker's heartbeats, judges them, and tells all workers."""
+
+import contextlib
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tfdist.cluster.address import split_address
+from tfdist.liveness.beat import Beat, Lines, to_line
+from tfdist.liveness.judge import Limits, Seen, Verdict, judge, suspect
+
+BEAT_S = 0.5
+"""Seconds between two heartbeats, of a worker and of the monitor itself."""
+_HELLO_S = 10.0
+_MOST_STRANGERS = 64
+
+
+@dataclass
+class _Connection:
+    """One connection; a stranger until it has said who it is."""
+
+    socket: socket.socket
+    since: float
+    lines: Lines = field(default_factory=Lines)
+    index: "int | None" = None
+
+
+@dataclass
+class _Worker:
+    """What the monitor knows of one worker."""
+
+    name: str
+    beat: "Beat | None" = None
+    heard: float = 0.0
+    connection: "_Connection | None" = None
+    left: bool = False
+    failed: "str | None" = None
+    held: "tuple[int, int] | None" = None
+    first_step: "int | None" = None
+
+
+class Monitor:
+    """Listens to the workers of one job in a thread of its own.
+
+    It runs in the launcher where there is one, which outlives every worker; else in worker 0.
+
+    Args:
+        workers: The workers' addresses, for messages.
+        host: The address to listen on; only the job's workers know the port and the token.
+        limits: How patient it is. A worker that was given a limit of its own sets it for all.
+    """
+
+    def __init__(self, workers: Sequence[str], *, host: str, limits: "Limits | None" = None) -> None:
+        self.limits = limits or Limits()
+        self._workers = [_Worker(name) for name in workers]
+        self._token = secrets.token_hex(16)
+        self._verdict: Verdict | None = None
+        self._stopping = False
+        self._stop_after: int | None = None
+        self._asked_by: tuple[int, str] | None = None
+        self._connections: list[_Connection] = []
+        self._lock = threading.Lock()
+        self._closed = self._failed_by_others = False
+        self._wake, self._woken = socket.socketpair()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._server = socket.create_server((host, 0), family=family, backlog=max(128, len(workers)))
+        self._server.setblocking(False)
+        shown = f"[{host}]" if ":" in host else host
+        self.address = f"{shown}:{self._server.getsockname()[1]}/{self._token}"
+        self._thread = threading.Thread(target=self._run, name="tfdist-monitor", daemon=True)
+        self._thread.start()
+
+    @property
+    def verdict(self) -> "Verdict | None":
+        """Why the job cannot go on; None while it can."""
+        return self._verdict
+
+    @property
+    def asked_by(self) -> "tuple[int, str] | None":
+        """Which worker asked the job to stop, and why; None where none has."""
+        return self._asked_by
+
+    def seen(self) -> list[Seen]:
+        """Returns what is known of each worker now."""
+        now = time.monotonic()
+        with self._lock:
+            return [
+                Seen(
+                    index,
+                    worker.name,
+                    worker.beat,
+                    silent_s=now - worker.heard if worker.beat is not None else 0.0,
+                    connected=worker.connection is not None,
+                    left=worker.left,
+                    failed=worker.failed,
+                )
+                for index, worker in enumerate(self._workers)
+            ]
+
+    def steps(self) -> "tuple[int, int] | None":
+        """Returns the step at which training began, and the last one reached; None before the first."""
+        with self._lock:
+            begun = [worker.first_step for worker in self._workers if worker.first_step is not None]
+            reached = [worker.beat.step for worker in self._workers if worker.beat is not None]
+        return (min(begun), max(reached)) if begun else None
+
+    def suspect(self) -> "Verdict | None":
+        """Says who misses heartbeats, where something has failed already."""
+        return self._verdict or suspect(self.seen())
+
+    def condemn(self, verdict: Verdict) -> None:
+        """Tells all workers that the job cannot go on."""
+        with self._lock:
+            if self._verdict is None:
+                self._verdict = verdict
+                self._tell_all(verdict.to_message())
+
+    def close(self) -> None:
+        """Tells the workers that it ends, and ends."""
+        with self._lock:
+            self._tell_all({"type": "end"})
+            self._closed = True
+        with contextlib.suppress(OSError):
+            self._wake.send(b"x")
+        self._thread.join(5)
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._server, selectors.EVENT_READ)
+            selector.register(self._woken, selectors.EVENT_READ)
+            beat_at = time.monotonic() + BEAT_S
+            while not self._closed:
+                for key, _ in selector.select(max(0.0, beat_at - time.monotonic())):
+                    if key.fileobj is self._server:
+                        self._accept(selector)
+                    elif key.data is not None:
+                        self._read(key.data, selector)
+                if time.monotonic() >= beat_at:
+                    beat_at = time.monotonic() + BEAT_S
+                    with self._lock:
+                        self._tell_all({"type": "beat"})
+                self._judge()
+                self._drop_strangers(selector)
+        for connection in self._connections:
+            connection.socket.close()
+        for end in (self._server, self._wake, self._woken):
+            end.close()
+
+    def _accept(self, selector: selectors.BaseSelector) -> None:
+        try:
+            accepted, _ = self._server.accept()
+        except OSError:
+            return
+        accepted.setblocking(False)
+        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = _Connection(accepted, time.monotonic())
+        self._connections.append(connection)
+        selector.register(accepted, selectors.EVENT_READ, connection)
+
+    def _read(self, connection: _Connection, selector: selectors.BaseSelector) -> None:
+        try:
+            data = connection.socket.recv(65536)
+            messages = connection.lines.feed(data) if data else None
+        except BlockingIOError:
+            return
+        except (OSError, ValueError):
+            messages = None
+        if messages is None:
+            self._drop(connection, selector)
+            return
+        for message in messages:
+            if connection.index is None and not self._introduced(connection, message):
+                self._drop(connection, selector)
+                return
+            with self._lock:
+                self._take(connection, message)
+
+    def _introduced(self, connection: _Connection, message: dict[str, Any]) -> bool:
+        index = message.get("index")
+        known = message.get("type") == "hello" and secrets.compare_digest(str(message.get("token")), self._token)
+        if not known or not isinstance(index, int) or not 0 <= index < len(self._workers):
+            return False
+        wished = message.get("hang_timeout")
+        if isinstance(wished, int | float) and wished >= 1:
+            self.limits = replace(self.limits, hang_timeout=float(wished))
+        with self._lock:
+            worker = self._workers[index]
+            connection.index, worker.connection, worker.heard = index, connection, time.monotonic()
+            worker.name = f"{worker.name}, process {message.get('pid')} on {message.get('host')}"
+            self._tell(connection, {"type": "welcome", "hang_timeout": self.limits.hang_timeout})
+            if self._verdict is not None:
+                self._tell(connection, self._verdict.to_message())
+        return True
+
+    def _take(self, connection: _Connection, message: dict[str, Any]) -> None:
+        worker = self._workers[connection.index]
+        worker.heard = time.monotonic()
+        kind = message.get("type")
+        if kind == "beat":
+            beat = Beat.from_message(message)
+            if beat is not None:
+                if worker.first_step is None and beat.phase in ("trace", "step"):
+                    worker.first_step = beat.step
+                worker.beat = beat
+                if beat.in_training:
+                    worker.failed = None
+        elif kind == "failed":
+            if message.get("by_others"):
+                worker.left = True
+                self._failed_by_others = True
+            else:
+                worker.failed = str(message.get("why"))[:500]
+        elif kind == "bye":
+            worker.left = True
+        elif kind == "stop" and self._asked_by is None:
+            self._asked_by = (connection.index, str(message.get("why")))
+            self._tell_all({"type": "hold"})
+        elif kind == "held":
+            worker.held = (int(message["begun"]), int(message["done"]))
+        if self._asked_by is not None and self._stop_after is None:
+            self._agree()
+
+    def _agree(self) -> None:
+        """Finds the call after which all stop, when every worker has told how many it has begun."""
+        here = [worker for worker in self._workers if worker.connection is not None and not worker.left]
+        if any(worker.held is None for worker in here):
+            return
+        self._stop_after = max(worker.held[0] for worker in here)
+        # Where no call has come back on any worker, all is as the last checkpoint has it.
+        nothing_done = all(worker.held[1] == 0 for worker in here)
+        index, why = self._asked_by
+        what = f"worker {index} got {why}"
+        self._tell_all({"type": "stop", "after": self._stop_after, "at_once": nothing_done, "why": what})
+
+    def _judge(self) -> None:
+        if self._verdict is None:
+            verdict = suspect(self.seen()) if self._failed_by_others else None
+            verdict = verdict or judge(self.seen(), self.limits)
+            if verdict is not None:
+                self.condemn(verdict)
+
+    def _tell_all(self, message: dict[str, Any]) -> None:
+        for worker in self._workers:
+            if worker.connection is not None:
+                self._tell(worker.connection, message)
+
+    def _tell(self, connection: _Connection, message: dict[str, Any]) -> None:
+        # Lines are short and a worker reads all the time: one whose buffer is full is stopped, and hears nothing.
+        with contextlib.suppress(OSError):
+            connection.socket.send(to_line(message))
+
+    def _drop(self, connection: _Connection, selector: selectors.BaseSelector) -> None:
+        selector.unregister(connection.socket)
+        connection.socket.close()
+        self._connections.remove(connection)
+        if connection.index is not None:
+            with self._lock:
+                worker = self._workers[connection.index]
+                if worker.connection is connection:
+                    worker.connection = None
+                if self._asked_by is not None and self._stop_after is None:
+                    self._agree()
+
+    def _drop_strangers(self, selector: selectors.BaseSelector) -> None:
+        strangers = [connection for connection in self._connections if connection.index is None]
+        too_many = len(strangers) - _MOST_STRANGERS
+        for place, stranger in enumerate(strangers):
+            if place < too_many or time.monotonic() - stranger.since > _HELLO_S:
+                self._drop(stranger, selector)
+
+
+def listening_host(address: str) -> str:
+    """Returns the host of a worker's address, to listen on."""
+    return split_address(address)[0]

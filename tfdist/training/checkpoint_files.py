@@ -1,0 +1,198 @@
+"""The files of checkpoints: written whole or not at all, and checked before they are read.
+
+A checkpoint is a folder `step-00000120` that holds TensorFlow's own `tf.train.Checkpoint` files and
+`checkpoint.json` (position, seed, and a SHA-256 of every other file). The folder is written under a temporary
+name and renamed when it is complete.
+"""
+
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.data import Position
+from tfdist.errors import UsageError
+from tfdist.files import write_whole
+
+STATE = "state"
+"""How the names of TensorFlow's files begin."""
+_FOLDER = re.compile(r"step-(\d{8,})$")
+_META = "checkpoint.json"
+_EVALUATION_DUE = "evaluation_due"
+_log = logging.getLogger("tfdist")
+
+
+@dataclasses.dataclass(frozen=True)
+class Saved:
+    """What a checkpoint says besides the values of variables.
+
+    Attributes:
+        step: training steps done.
+        position: where in the data to go on.
+        path: the checkpoint's folder.
+        evaluation_due: whether an evaluation after that step was broken off.
+    """
+
+    step: int
+    position: Position
+    path: Path
+    evaluation_due: bool = False
+
+
+def write_checkpoint(
+    directory: Path, step: int, position: Position, values: Mapping[str, tf.Tensor], *, keep: int
+) -> Path:
+    """Writes a checkpoint, then removes the oldest beyond `keep`.
+
+    Args:
+        directory: exists.
+        step: training steps done.
+        position: where in the data to go on.
+        values: the values of all variables, by name, on the host.
+        keep: how many checkpoints stay.
+
+    Returns:
+        The checkpoint's folder.
+
+    Raises:
+        OSError: the checkpoint could not be written; those that were there still are.
+    """
+    final = directory / f"step-{step:08d}"
+    if final.exists() and _damage(final) is None:
+        return final
+    remove_left_overs(directory)
+    temporary = Path(tempfile.mkdtemp(prefix=f".step-{step:08d}-", dir=directory))
+    try:
+        _write_values(temporary / STATE, values)
+        meta = {"step": step, "position": position.to_json(), "files": _digests(temporary)}
+        (temporary / _META).write_text(json.dumps(meta, indent=1), encoding="utf8")
+        for file in temporary.iterdir():
+            _sync(file)
+        os.chmod(temporary, 0o755)
+        if final.exists():
+            # A damaged checkpoint of the same step gives way.
+            shutil.rmtree(final)
+        os.rename(temporary, final)
+        _sync(directory)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    for old in _folders(directory)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def note_evaluation_due(folder: Path) -> None:
+    """Adds to a checkpoint that an evaluation after its step was broken off, and is to be done first."""
+    write_whole(folder / _EVALUATION_DUE, "")
+
+
+def remove_left_overs(directory: Path) -> None:
+    """Removes what a killed process left; only the chief writes here, so nobody else is at work."""
+    for left_over in directory.glob(".step-*"):
+        shutil.rmtree(left_over, ignore_errors=True)
+
+
+def _write_values(prefix: Path, values: Mapping[str, tf.Tensor]) -> None:
+    try:
+        with tf.device("CPU:0"):
+            tf.train.Checkpoint(**{name: tf.Variable(value) for name, value in values.items()}).write(str(prefix))
+    except tf.errors.OpError as error:
+        # TensorFlow tells of a full disk and the like in its own words.
+        raise OSError(error.message) from None
+
+
+def newest_checkpoint(directory: "str | os.PathLike") -> "Saved | None":
+    """Returns the newest whole checkpoint in `directory`; names damaged ones in the log. Touches no device."""
+    for folder in reversed(_folders(Path(directory))):
+        damage = _damage(folder)
+        if damage is None:
+            return read_saved(folder)
+        _log.warning("checkpoint %s is damaged (%s); the one before it is used", folder, damage)
+    return None
+
+
+def require_checkpoint(directory: "str | os.PathLike") -> Saved:
+    """Returns the newest whole checkpoint in `directory`.
+
+    Raises:
+        UsageError: where there is none.
+    """
+    found = newest_checkpoint(directory)
+    if found is None:
+        raise UsageError(
+            f"resume='must': there is no whole checkpoint in {str(directory)!r}; give the folder that has one "
+            "(checkpoint_dir), or resume='auto' to start anew"
+        )
+    return found
+
+
+def _folders(directory: Path) -> list[Path]:
+    if not directory.is_dir():
+        return []
+    found = [(int(m.group(1)), p) for p in directory.iterdir() if (m := _FOLDER.match(p.name))]
+    return [path for _, path in sorted(found)]
+
+
+def _damage(folder: Path) -> "str | None":
+    """Says what is wrong with a checkpoint, or None."""
+    try:
+        meta = json.loads((folder / _META).read_text(encoding="utf8"))
+        expected = meta["files"]
+        Position.from_json(meta["position"])
+        int(meta["step"])
+    except FileNotFoundError:
+        return f"{_META} is missing"
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{_META} cannot be read: {error}"
+    for name, digest in expected.items():
+        try:
+            found = _digest(folder / name)
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+        if found != digest:
+            return f"{name} is not what was written"
+    return None
+
+
+def read_saved(folder: Path) -> "Saved | None":
+    """Returns what a checkpoint says; None where it is damaged."""
+    if _damage(folder) is not None:
+        return None
+    meta = json.loads((folder / _META).read_text(encoding="utf8"))
+    return Saved(int(meta["step"]), Position.from_json(meta["position"]), folder, (folder / _EVALUATION_DUE).exists())
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {file.name: _digest(file) for file in sorted(folder.iterdir())}
+
+
+def _digest(file: Path) -> str:
+    with open(file, "rb") as stream:
+        return (
+            hashlib.file_digest(stream, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else _chunked(stream)
+        )
+
+
+def _chunked(stream: Any) -> str:
+    digest = hashlib.sha256()
+    while chunk := stream.read(1 << 20):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
