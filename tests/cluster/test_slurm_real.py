@@ -11,7 +11,9 @@ import pytest
 
 from tests.cluster.slurm_daemons import Slurm
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+_ROOT = Path(__file__).resolve().parents[2]
 
 _SUM = """
 import tensorflow as tf
@@ -45,20 +47,26 @@ sys.exit(75)
 def submit(slurm: Slurm, tmp_path: Path) -> Callable[..., str]:
     """Submits a job of two workers as `tfdist launch --render=slurm` writes it; returns its number."""
 
-    def run(*arguments: str, options: Sequence[str] = ()) -> str:
-        (tmp_path / "run.py").write_text(_RUN)
+    def run(*command: str, options: Sequence[str] = ()) -> str:
         made = slurm.run(
             *(sys.executable, "-m", "tfdist.cli", "launch", "--workers=2", "--render=slurm"),
             *(f"--render_to={tmp_path}/job.sh", f"--render_option=output={tmp_path}/its output"),
             *(f"--render_option={option}" for option in options),
-            *(f"{tmp_path}/run.py", f"{tmp_path}/marker", *arguments),
+            *command,
         )
         assert made.returncode == 0, made.stderr
-        submitted = slurm.run("sbatch", "--parsable", f"{tmp_path}/job.sh", cwd=tmp_path)
+        submitted = slurm.run("sbatch", "--parsable", f"{tmp_path}/job.sh")
         assert submitted.returncode == 0, submitted.stderr
         return submitted.stdout.strip()
 
     return run
+
+
+@pytest.fixture
+def small_run(tmp_path: Path) -> list[str]:
+    """Writes a script whose tasks exit with 75 in their first run; returns its path and first argument."""
+    (tmp_path / "run.py").write_text(_RUN)
+    return [f"{tmp_path}/run.py", f"{tmp_path}/marker"]
 
 
 def _wait_for_output(path: Path, count: int) -> None:
@@ -77,9 +85,9 @@ def test_tasks_of_srun_are_one_cluster_and_train_together(slurm, tmp_path):
     ]
 
 
-def test_a_preempted_job_runs_again(slurm, submit, tmp_path):
+def test_a_preempted_job_runs_again(slurm, submit, small_run, tmp_path):
     argument = "$HOME 'and' \"more\"\n"
-    job = submit("go", "0", argument)
+    job = submit(*small_run, "go", "0", argument)
     found = slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", timeout=60)
     output = (tmp_path / "its output").read_text()
     assert (found["JobState"], found["Restarts"], found["ExitCode"]) == ("COMPLETED", "1", "0:0"), output
@@ -89,15 +97,15 @@ def test_a_preempted_job_runs_again(slurm, submit, tmp_path):
 
 
 @pytest.mark.parametrize("code", [1, 2, 3])
-def test_the_exit_code_is_the_job_s(code, slurm, submit, tmp_path):
+def test_the_exit_code_is_the_job_s(code, slurm, submit, small_run, tmp_path):
     for rank in range(2):
         (tmp_path / f"marker.{rank}").touch()
-    found = slurm.wait_for(submit("go", str(code)), "COMPLETED", "FAILED", "CANCELLED", timeout=60)
+    found = slurm.wait_for(submit(*small_run, "go", str(code)), "COMPLETED", "FAILED", "CANCELLED", timeout=60)
     assert (found["JobState"], found["Restarts"], found["ExitCode"]) == ("FAILED", "0", f"{code}:0")
 
 
-def test_near_the_end_of_its_time_a_job_saves_and_runs_again(slurm, submit, tmp_path):
-    job = submit("wait", "0", options=["time=10"])
+def test_near_the_end_of_its_time_a_job_saves_and_runs_again(slurm, submit, small_run, tmp_path):
+    job = submit(*small_run, "wait", "0", options=["time=10"])
     _wait_for_output(tmp_path / "its output", 2)
     changed = slurm.run("scontrol", "update", f"JobId={job}", "TimeLimit=2")  # minutes, of which the last 2 are short
     assert changed.returncode == 0, changed.stderr
@@ -106,8 +114,26 @@ def test_near_the_end_of_its_time_a_job_saves_and_runs_again(slurm, submit, tmp_
     assert (found["JobState"], found["Restarts"]) == ("COMPLETED", "1"), output
 
 
-def test_a_cancelled_job_stays_so(slurm, submit, tmp_path):
-    job = submit("wait", "0")
+def test_a_preempted_training_goes_on_where_it_was(slurm, submit, tmp_path):
+    checkpoints, summary = tmp_path / "checkpoints", tmp_path / "summary.json"
+    job = submit(
+        *(str(_ROOT / "scripts/train.py"), "--strategy=multi_worker", "--model=mlp", "--data=digits", "--loop=custom"),
+        *("--steps=4000", "--steps_per_loop=5", f"--checkpoint_dir={checkpoints}", "--checkpoint_every=500"),
+        f"--summary_json={summary}",
+    )
+    deadline = time.monotonic() + 150
+    while not list(checkpoints.glob("step-*")):
+        assert time.monotonic() < deadline, (tmp_path / "its output").read_text()
+        time.sleep(0.1)
+    slurm.run("scancel", "--signal=TERM", job)  # to the workers, as before the end of the time
+    found = slurm.wait_for(job, "COMPLETED", "FAILED", "CANCELLED", timeout=200)
+    output = (tmp_path / "its output").read_text()
+    assert (found["JobState"], found["Restarts"]) == ("COMPLETED", "1"), output
+    assert output.count("resumed from") == 2 and json.loads(summary.read_text())["steps"] < 4000, output
+
+
+def test_a_cancelled_job_stays_so(slurm, submit, small_run, tmp_path):
+    job = submit(*small_run, "wait", "0")
     _wait_for_output(tmp_path / "its output", 2)
     slurm.run("scancel", job)
     deadline = time.monotonic() + 60
