@@ -75,11 +75,13 @@ def _run(arguments: list[str]) -> int:
 
 
 def _launch(arguments: list[str]) -> int:
+    from tfdist.launch import render
     from tfdist.launch.local import launch
 
     parser = _Parser(
         prog="tfdist launch",
-        usage="tfdist launch --workers=N [--max_restarts=K] [OPTIONS...] SCRIPT [ARGS...]",
+        usage="tfdist launch --workers=N [--max_restarts=K] [OPTIONS...] SCRIPT [ARGS...]\n"
+        "       tfdist launch --render=SYSTEM --workers=N [--render_to=FILE] SCRIPT [ARGS...]",
         description="Runs a Python script in N worker processes on this machine, with TF_CONFIG set for "
         "each.\nEverything after SCRIPT goes to the script as it is.",
         epilog="What a worker prints comes out with '[worker 1] ' before each line. When a worker fails the "
@@ -142,6 +144,7 @@ def _launch(arguments: list[str]) -> int:
         default=30.0,
         help="a worker that is silent, or whose step does not move, for so long has failed (default: 30)",
     )
+    render.add_options(parser)
     first = _end_of_options(arguments)
     try:
         options = parser.parse_args(arguments[:first])
@@ -152,6 +155,8 @@ def _launch(arguments: list[str]) -> int:
         command = command[1:]
     if not command:
         raise UsageError("SCRIPT is missing: tfdist launch --workers=N SCRIPT [ARGS...]")
+    if render.wants(options):
+        return render.main(options, command)
     return launch(
         options.workers,
         command,

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context as tf_context
 
 from tfdist.cluster import Cluster, rendezvous
+from tfdist.cluster.gpus import SeenGPUs, own_gpus
 from tfdist.cluster.mpi import leave as leave_mpi
 from tfdist.cluster.mpi import processes
 from tfdist.config import STRATEGIES, did_you_mean
@@ -49,7 +50,8 @@ def make_strategy(
         name: "one_device", "mirrored", "multi_worker", or "auto": multi_worker where the environment describes
             a cluster of more than one worker, else mirrored where there is more than one accelerator, else
             one_device.
-        devices: devices of this process, such as ["GPU:0", "GPU:1"]. By default all accelerators, or the CPU.
+        devices: devices of this process, such as ["GPU:0", "GPU:1"]. By default all accelerators, or the CPU. Workers
+            on one host that see the same GPUs divide them first, and then each counts its own from 0.
         num_devices: how many devices to take on each worker. Without accelerators, as many logical CPU devices are
             made.
         cluster: who takes part; by default `Cluster.detect()`.
@@ -105,14 +107,18 @@ class _Meeting:
         self.limits = limits
         self.monitor: str | None = None
 
-    def meet(self, cluster: Cluster) -> None:
-        """Waits for the other workers, and prepares what TensorFlow needs to work with them."""
+    def meet(self, cluster: Cluster, num_gpus: int) -> range:
+        """Waits for the others, prepares what TensorFlow needs to work with them, and returns this worker's GPUs."""
         own = None
         if cluster.is_chief and _launchers_monitor() is None:
             own = Monitor(cluster.workers, host=listening_host(cluster.address), limits=self.limits)
         try:
             agreement = rendezvous(
-                cluster, timeout_s=self.start_timeout, seed=global_seed(), monitor=own.address if own else None
+                cluster,
+                timeout_s=self.start_timeout,
+                seed=global_seed(),
+                monitor=own.address if own else None,
+                gpus=SeenGPUs.detect(num_gpus, os.environ),
             )
         except BaseException:
             if own is not None:
@@ -128,6 +134,8 @@ class _Meeting:
         os.environ["TF_CONFIG"] = cluster.tf_config()
         if processes():
             _leave_a_thread_to_wait()
+        shares = cluster.index in agreement.sharing_gpus
+        return own_gpus(num_gpus, cluster.local_rank, cluster.local_size) if shares else range(num_gpus)
 
 
 def distributed_strategies() -> list[tf.distribute.Strategy]:
@@ -342,10 +350,10 @@ def _multi_worker(
         raise UsageError(f"num_devices={wanted}: there are {num_gpus} GPUs; ask for at most {num_gpus}")
     if _devices_are_initialised():
         raise UsageError(_INITIALISED.format(what="the collectives of multi_worker"))
-    if num_gpus and wanted is not None:
-        indices = [int(d.rpartition(":")[2]) for d in devices] if devices else range(wanted)
+    share = meeting.meet(cluster, num_gpus) if cluster.num_workers > 1 else range(num_gpus)
+    if num_gpus:
         physical = tf.config.list_physical_devices("GPU")
-        tf.config.set_visible_devices([physical[i] for i in indices], "GPU")
+        tf.config.set_visible_devices([physical[i] for i in _choose_gpus(share, devices, num_devices)], "GPU")
     implementation = tf.distribute.experimental.CommunicationImplementation
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=implementation.NCCL if num_gpus else implementation.RING
@@ -353,13 +361,24 @@ def _multi_worker(
     if cluster.num_workers == 1:
         resolver: tf.distribute.cluster_resolver.ClusterResolver = _LocalResolver()
     else:
-        meeting.meet(cluster)
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if num_gpus or wanted in (None, 1):
         return tf.distribute.MultiWorkerMirroredStrategy(resolver, communication_options=options)
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * wanted)
     return CPUWorkersStrategy(wanted, resolver, options)
+
+
+def _choose_gpus(share: range, devices: "Sequence[str] | None", num_devices: "int | None") -> list[int]:
+    """Returns the GPUs to use out of this worker's share, which `devices` and `num_devices` count from 0."""
+    places = [int(device.rpartition(":")[2]) for device in devices] if devices else range(num_devices or len(share))
+    if max(places) >= len(share):
+        given = f"devices={list(devices)}" if devices else f"num_devices={num_devices}"
+        raise UsageError(
+            f"{given}: this worker's share of its host's GPUs has {len(share)}; name GPU:0 to GPU:{len(share) - 1}, "
+            f"ask for at most {len(share)}, or start fewer workers on the host"
+        )
+    return [share[place] for place in places]
 
 
 def _leave_a_thread_to_wait() -> None:

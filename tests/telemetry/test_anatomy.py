@@ -186,7 +186,7 @@ def test_stamps_wait_for_what_they_are_given():
         with tf.control_dependencies([before]):
             slow = tf.numpy_function(lambda: (time.sleep(0.05), np.float32(1))[1], [], tf.float32)
         after = stamp(slow)
-        return before, held(slow, after), after
+        return before, held(slow, [after]), after
 
     for _ in range(2):
         start = time.time()

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from tfdist.errors import UsageError
 
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]):(?P<port>[1-9][0-9]{0,4})")
-_MAX_PORT = 65535
+MAX_PORT = 65535
+"""The highest number of a port."""
 
 
 def split_address(address: object) -> tuple[str, int]:
@@ -22,10 +23,10 @@ def split_address(address: object) -> tuple[str, int]:
         UsageError: If `address` is not a string of that form or its port is not 1 to 65535.
     """
     match = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
-    if match is None or int(match["port"]) > _MAX_PORT:
+    if match is None or int(match["port"]) > MAX_PORT:
         raise UsageError(
             f"the worker address {shorten(address)} is not of the form host:port with a port from 1 to "
-            f"{_MAX_PORT}; write it as 'host1:12345' or '10.0.0.1:12345' ('[fe80::1]:12345' for IPv6)"
+            f"{MAX_PORT}; write it as 'host1:12345' or '10.0.0.1:12345' ('[fe80::1]:12345' for IPv6)"
         )
     return match["host"].strip("[]"), int(match["port"])
 
@@ -48,6 +49,21 @@ def check_addresses(addresses: Iterable[object]) -> None:
                 f"workers {first} and {index} have the same address {shorten(address)}; "
                 "each worker needs a host and port of its own"
             )
+
+
+def group_by_host(addresses: Iterable[str]) -> list[tuple[int, ...]]:
+    """Finds out which workers share a host, as the addresses name hosts.
+
+    Args:
+        addresses: The well-formed addresses of all workers, worker 0 first.
+
+    Returns:
+        The indices of the workers of each host.
+    """
+    hosts: dict[str, list[int]] = {}
+    for index, address in enumerate(addresses):
+        hosts.setdefault(split_address(address)[0].lower(), []).append(index)
+    return [tuple(workers) for workers in hosts.values()]
 
 
 def shorten(value: object, limit: int = 200) -> str:

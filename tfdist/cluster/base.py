@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tfdist.cluster.address import check_addresses, shorten
+from tfdist.cluster.address import check_addresses, group_by_host, shorten
 from tfdist.errors import UsageError
 
 PLANNED_WORKERS = "TFDIST_PLANNED_WORKERS"
@@ -100,6 +100,23 @@ class Cluster:
     def address(self) -> str:
         """This worker's own address."""
         return self.workers[self.index]
+
+    @property
+    def local_rank(self) -> int:
+        """This worker's place among the workers of its host, from 0 in the order of their indices."""
+        return self._peers.index(self.index)
+
+    @property
+    def local_size(self) -> int:
+        """How many workers this worker's host has, this one included. Hosts are told apart as addresses name them."""
+        return len(self._peers)
+
+    @property
+    def _peers(self) -> tuple[int, ...]:
+        """The workers of this worker's host."""
+        if self.is_local:
+            return (0,)
+        return next(workers for workers in group_by_host(self.workers) if self.index in workers)
 
     def tf_config(self) -> str:
         """Says this cluster in TensorFlow's terms.

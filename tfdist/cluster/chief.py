@@ -6,7 +6,7 @@ import socket
 import time
 from dataclasses import dataclass, field
 
-from tfdist.cluster.messages import MAX_LINE_BYTES, Hello, Reply, find_conflict
+from tfdist.cluster.messages import MAX_LINE_BYTES, Hello, Reply, agree, find_conflict
 from tfdist.cluster.sockets import abort
 
 _HELLO_TIMEOUT_S = 10.0
@@ -91,7 +91,7 @@ def _judge(hellos: list[Hello], conflict: str | None, *, time_is_up: bool) -> Re
     if missing:
         return Reply(peer_error=_describe_missing(hellos, missing))
     seeds = [hello.seed for hello in hellos if hello.seed is not None]
-    return Reply(seed=seeds[0] if seeds else secrets.randbits(31), monitor=own.monitor)
+    return agree(hellos, seeds[0] if seeds else secrets.randbits(31))
 
 
 def _describe_missing(hellos: list[Hello], missing: list[int]) -> str:

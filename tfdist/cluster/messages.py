@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 
-from tfdist.cluster.address import cut
+from tfdist.cluster.address import cut, group_by_host
+from tfdist.cluster.gpus import NO_GPUS, SeenGPUs, find_shortage, sharing
 from tfdist.errors import PeerError, UsageError
 
 MAX_LINE_BYTES = 1 << 20
@@ -39,6 +40,7 @@ class Hello:
         left_s: How much of that is left.
         versions: The versions it runs, by package.
         monitor: Where the workers hear of each other while they train; worker 0 may say so.
+        gpus: The GPUs it sees.
     """
 
     index: int
@@ -48,6 +50,7 @@ class Hello:
     left_s: float
     versions: dict[str, str] = field(default_factory=installed_versions)
     monitor: str | None = None
+    gpus: SeenGPUs = NO_GPUS
 
     def to_line(self) -> bytes:
         """Returns the line to send."""
@@ -69,6 +72,7 @@ class Hello:
         index, workers, seed = data.get("index"), data.get("workers"), data.get("seed")
         times, versions = (data.get("timeout_s"), data.get("left_s")), data.get("versions")
         monitor = data.get("monitor")
+        gpus = _seen_gpus(data.get("gpus", asdict(NO_GPUS)))  # another release may say nothing of them
         well_formed = (
             _is_int(index)
             and isinstance(workers, list)
@@ -79,8 +83,9 @@ class Hello:
             and isinstance(versions, dict)
             and all(isinstance(value, str) for value in versions.values())
             and (monitor is None or isinstance(monitor, str))
+            and gpus is not None
         )
-        return cls(index, tuple(workers), seed, *times, versions, monitor) if well_formed else None
+        return cls(index, tuple(workers), seed, *times, versions, monitor, gpus) if well_formed else None
 
 
 @dataclass(frozen=True)
@@ -92,12 +97,14 @@ class Reply:
         usage_error: The message, if the job was started wrongly.
         peer_error: The message, if a worker did not come up.
         monitor: Where the workers hear of each other while they train, if worker 0 says so.
+        sharing_gpus: The workers that divide the GPUs of their host.
     """
 
     seed: int | None = None
     usage_error: str | None = None
     peer_error: str | None = None
     monitor: str | None = None
+    sharing_gpus: tuple[int, ...] = ()
 
     def to_line(self) -> bytes:
         """Returns the line to send."""
@@ -122,7 +129,10 @@ class Reply:
             return None
         if not _is_int(seed) and not any(errors):
             return None
-        return cls(seed, *texts)
+        workers = data.get("sharing_gpus", [])
+        if not isinstance(workers, list) or not all(map(_is_int, workers)):
+            return None
+        return cls(seed, *texts, tuple(workers))
 
     def agreed_seed(self) -> int:
         """Returns the seed.
@@ -136,6 +146,20 @@ class Reply:
         if self.peer_error or self.seed is None:
             raise PeerError(self.peer_error or "worker 0 gave no seed")
         return self.seed
+
+
+def agree(hellos: Sequence[Hello], seed: int) -> Reply:
+    """Returns the answer to workers between whom there is no conflict.
+
+    Args:
+        hellos: What each worker said, all of them; the first is worker 0.
+        seed: The seed of the job.
+
+    Returns:
+        The answer.
+    """
+    shared = sharing(group_by_host(hellos[0].workers), _gpus(hellos))
+    return Reply(seed=seed, monitor=hellos[0].monitor, sharing_gpus=shared)
 
 
 def find_conflict(hellos: Sequence[Hello]) -> str | None:
@@ -171,7 +195,20 @@ def find_conflict(hellos: Sequence[Hello]) -> str | None:
     if len({hello.seed for hello in seeded}) > 1:
         seeds = [str(hello.seed) for hello in seeded]
         return _disagreement(seeded, seeds, "were given different seeds", "Give every worker the same --seed, or none")
-    return None
+    if len(hellos) < len(hellos[0].workers):
+        return None  # a host's GPUs are judged when all of its workers have come
+    return find_shortage(group_by_host(hellos[0].workers), _gpus(hellos))
+
+
+def _gpus(hellos: Sequence[Hello]) -> dict[int, SeenGPUs]:
+    return {hello.index: hello.gpus for hello in hellos}
+
+
+def _seen_gpus(data: object) -> SeenGPUs | None:
+    if not isinstance(data, dict) or not _is_int(data.get("count")) or not 0 <= data["count"] < sys.maxsize:
+        return None
+    pool = data.get("pool")
+    return SeenGPUs(data["count"], pool) if pool is None or isinstance(pool, str) else None
 
 
 def _disagreement(hellos: Sequence[Hello], values: Sequence[str], what: str, fix: str) -> str:

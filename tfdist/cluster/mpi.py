@@ -4,11 +4,13 @@ import atexit
 import functools
 import importlib.util
 import os
+import re
 import threading
 import time
 from collections.abc import Mapping
 from typing import Any
 
+from tfdist.cluster.address import shorten
 from tfdist.errors import UsageError
 
 _LEAVE_S = 3.0
@@ -19,11 +21,44 @@ _PLACES = (("PMI_RANK", "PMI_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_S
 
 def processes(environ: "Mapping[str, str] | None" = None) -> int:
     """Returns how many processes MPI has started together with this one; 0 where it has not started this one."""
-    environ = os.environ if environ is None else environ
-    for rank, size in _PLACES:
-        if environ.get(rank, "").isdecimal() and environ.get(size, "").isdecimal():
-            return int(environ[size])
-    return 0
+    try:
+        found = place(os.environ if environ is None else environ)
+    except UsageError:  # `MPIEnvironment` says so where it matters
+        return 0
+    return found[1] if found else 0
+
+
+def is_told(environ: Mapping[str, str]) -> bool:
+    """Whether MPI has set a variable that says which of its processes this is."""
+    return any(environ.get(name, "").strip() for names in _PLACES for name in names)
+
+
+def place(environ: Mapping[str, str]) -> tuple[int, int] | None:
+    """Reads which of MPI's processes this is, without starting MPI.
+
+    Args:
+        environ: The environment variables.
+
+    Returns:
+        Rank and size; None where MPI has not started this process.
+
+    Raises:
+        UsageError: If the variables cannot be right; the message names them.
+    """
+    trouble = None
+    for names in _PLACES:
+        texts = [environ.get(name, "").strip() for name in names]
+        if not any(texts):
+            continue
+        if all(re.fullmatch(r"[0-9]{1,7}", text) for text in texts) and int(texts[0]) < int(texts[1]):
+            return int(texts[0]), int(texts[1])
+        trouble = trouble or UsageError(
+            f"MPI: {names[0]}={shorten(texts[0])} and {names[1]}={shorten(texts[1])}: a rank from 0 and a larger "
+            "number of processes are needed, as mpiexec sets them; start with mpiexec, unset both, or set TF_CONFIG"
+        )
+    if trouble:
+        raise trouble
+    return None
 
 
 def is_installed() -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 
 from tfdist.cluster.base import Cluster, ClusterEnvironment
-from tfdist.cluster.mpi import is_installed, mpi, processes
+from tfdist.cluster.mpi import is_installed, is_told, mpi, place, processes
 from tfdist.cluster.ports import HOST, hold_ports
 from tfdist.errors import UsageError
 
@@ -26,9 +26,9 @@ class MPIEnvironment(ClusterEnvironment):
             environ: The environment variables.
 
         Returns:
-            True if there are others.
+            True if there are others, or if what MPI says cannot be right.
         """
-        return processes(environ) > 1
+        return is_told(environ) and processes(environ) != 1
 
     def read(self, environ: Mapping[str, str]) -> Cluster:
         """Finds a free port and exchanges addresses with the other processes. All of them have to call it.
@@ -40,9 +40,10 @@ class MPIEnvironment(ClusterEnvironment):
             The cluster.
 
         Raises:
-            UsageError: If mpi4py is missing, or belongs to another MPI than the one that started the processes.
+            UsageError: If MPI's variables cannot be right, if mpi4py is missing, or if it belongs to another MPI than
+                the one that started the processes.
         """
-        count = processes(environ)
+        _, count = place(environ) or (0, 1)
         if not is_installed():
             raise UsageError(
                 f"MPI has started {count} processes, but mpi4py is missing, through which they find each other; "

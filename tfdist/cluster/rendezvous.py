@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from tfdist.cluster.address import shorten
 from tfdist.cluster.base import Cluster
 from tfdist.cluster.chief import collect
+from tfdist.cluster.gpus import NO_GPUS, SeenGPUs
 from tfdist.cluster.messages import MAX_LINE_BYTES, Hello, Reply
 from tfdist.cluster.sockets import connect, listen
 from tfdist.errors import UsageError
@@ -34,14 +35,21 @@ class Agreement:
     Attributes:
         seed: The seed of the job, the same on every worker.
         monitor: What worker 0 gave to `rendezvous`.
+        sharing_gpus: The workers that see the same GPUs as the others of their host, and so divide them.
     """
 
     seed: int
     monitor: str | None = None
+    sharing_gpus: tuple[int, ...] = ()
 
 
 def rendezvous(
-    cluster: Cluster, *, timeout_s: float = 120.0, seed: int | None = None, monitor: str | None = None
+    cluster: Cluster,
+    *,
+    timeout_s: float = 120.0,
+    seed: int | None = None,
+    monitor: str | None = None,
+    gpus: SeenGPUs = NO_GPUS,
 ) -> Agreement:
     """Meets the other workers of the job; every worker calls this before TensorFlow's server starts.
 
@@ -55,6 +63,7 @@ def rendezvous(
         seed: The seed this worker was given, 0 to 2**32 - 1; None takes that of the others. If none was given
             one, worker 0 draws a random one of 31 bits.
         monitor: Where the workers are to hear of each other while they train; that of worker 0 is told to all.
+        gpus: The GPUs that this worker sees.
 
     Returns:
         The agreement, the same on every worker.
@@ -62,7 +71,7 @@ def rendezvous(
     Raises:
         UsageError: If this worker's address cannot be used; or, on every worker that came up, if the workers
             hold different lists, different seeds, the same index, or different versions of TensorFlow, Keras
-            or tfdist.
+            or tfdist, or if a host has fewer GPUs than workers.
         PeerError: On every worker that came up, if another one did not in time; the message names it.
     """
     if not isinstance(timeout_s, int | float) or isinstance(timeout_s, bool) or not 0 < timeout_s < float("inf"):
@@ -73,9 +82,9 @@ def rendezvous(
         return Agreement(secrets.randbits(31) if seed is None else seed, monitor)
     deadline = time.monotonic() + timeout_s
     with closing(listen(cluster.address, cluster.index)) as server:
-        own = Hello(cluster.index, cluster.workers, seed, timeout_s, left_s=timeout_s, monitor=monitor)
+        own = Hello(cluster.index, cluster.workers, seed, timeout_s, timeout_s, monitor=monitor, gpus=gpus)
         reply = collect(server, own) if cluster.is_chief else _ask_chief(own, deadline)
-    return Agreement(reply.agreed_seed(), reply.monitor)
+    return Agreement(reply.agreed_seed(), reply.monitor, reply.sharing_gpus)
 
 
 def _ask_chief(own: Hello, deadline: float) -> Reply:

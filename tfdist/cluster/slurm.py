@@ -1,6 +1,7 @@
 """Reads the cluster from what Slurm's srun tells each task."""
 
 import itertools
+import math
 import re
 from collections.abc import Mapping, Sequence
 
@@ -52,7 +53,9 @@ class SlurmEnvironment(ClusterEnvironment):
             UsageError: If a variable is missing or does not fit the others; the message names it.
         """
         count = _number(environ, _TASKS, least=1, most=_MOST_TASKS)
-        rank = _number(environ, "SLURM_PROCID", least=0, most=count - 1)
+        rank = _number(environ, "SLURM_PROCID", least=0)
+        if rank >= count:
+            raise UsageError(f"Slurm: SLURM_PROCID={rank} is no task of {_TASKS}={count}; set TF_CONFIG instead")
         nodes = expand_nodes(_value(environ, _NODES))
         counts = expand_counts(_value(environ, _PER_NODE))
         if len(nodes) != len(counts) or sum(counts) != count:
@@ -70,8 +73,9 @@ class SlurmEnvironment(ClusterEnvironment):
         own = (_number(environ, "SLURM_NODEID", least=0), _number(environ, "SLURM_LOCALID", least=0))
         if places[rank] != own:
             raise UsageError(
-                f"Slurm: task {rank} is task {own[1]} of node {own[0]}, where it was expected as task "
-                f"{places[rank][1]} of node {places[rank][0]}; start with srun --distribution=block, or set TF_CONFIG"
+                f"Slurm: SLURM_PROCID={rank} comes with SLURM_NODEID={own[0]} and SLURM_LOCALID={own[1]}, where "
+                f"{places[rank][0]} and {places[rank][1]} were expected, as {_PER_NODE} says; start with "
+                "srun --distribution=block, or set TF_CONFIG"
             )
         job, step = (_number(environ, name, least=0) for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
         first = _FIRST_PORT + (101 * job + 1009 * step) % (_PORTS - _MOST_ON_A_NODE)
@@ -91,12 +95,12 @@ def expand_nodes(text: str) -> list[str]:
         if part == ",":
             continue
         pieces = re.split(r"\[([^\[\]]*)\]", part)
-        if part in "[]" or not re.fullmatch(r"[\w.-]*", "".join(pieces[::2])):
+        if part in "[]" or not re.fullmatch(r"[A-Za-z0-9_.-]*", "".join(pieces[::2])):
             raise _no_list(text)
         choices = [_range(piece, text) if i % 2 else [piece] for i, piece in enumerate(pieces)]
-        nodes += ["".join(name) for name in itertools.product(*choices)]
-        if len(nodes) > _MOST_TASKS:
+        if len(nodes) + math.prod(map(len, choices)) > _MOST_TASKS:
             raise _no_list(text)
+        nodes += ["".join(name) for name in itertools.product(*choices)]
     if not nodes or len(set(nodes)) != len(nodes):
         raise _no_list(text)
     return nodes
@@ -110,7 +114,7 @@ def expand_counts(text: str) -> list[int]:
     """
     counts: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?", part.strip())
+        found = re.fullmatch(r"([1-9][0-9]{0,5})(?:\(x([0-9]{1,6})\))?", part.strip())
         if found is None or len(counts) + int(found[2] or 1) > _MOST_TASKS:
             raise UsageError(f"Slurm: {_PER_NODE}={shorten(text)} is not of the form 2(x3),1; set TF_CONFIG instead")
         counts += [int(found[1])] * int(found[2] or 1)
@@ -125,6 +129,8 @@ def _range(text: str, whole: str) -> list[str]:
         if not first <= last < first + _MOST_TASKS:
             raise _no_list(whole)
         names += [str(number).zfill(len(found[1])) for number in range(first, last + 1)]
+        if len(names) > _MOST_TASKS:
+            raise _no_list(whole)
     return names
 
 
