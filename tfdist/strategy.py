@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import socket
+import sys
 import time
 import weakref
 from collections.abc import Sequence
@@ -89,7 +90,8 @@ def _launchers_monitor() -> "str | None":
 def _pulse(index: int, monitor: str, hang_timeout: "float | None") -> Pulse:
     pulse = Pulse(index, monitor, hang_timeout)
     atexit.register(pulse.close)
-    faulthandler.enable()  # a process that is ended as stuck says where it was
+    if sys.__stderr__ is not None:
+        faulthandler.enable(sys.__stderr__)  # a process that is ended as stuck says where it was
     return pulse
 
 

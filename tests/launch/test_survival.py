@@ -81,9 +81,11 @@ def test_killed_workers(undisturbed, tmp_path, number):
             worker = generator.randrange(2)
             assert job.process.poll() is None, job.printed()
             job.until(lambda worker=worker: job.signal(worker, signal.SIGKILL))
+            killed_at = time.time()
             job.until(lambda seen=round_: len(job.events("failure")) > seen, timeout_s=20)
             event = job.events("failure")[-1]
             assert (event["worker"], event["code"]) == (worker, -signal.SIGKILL), job.printed()
+            assert event["at"] - killed_at < 1
         finished(job)
     finally:
         job.end()
@@ -105,10 +107,10 @@ def test_stopped_workers(undisturbed, tmp_path, number):
             time.sleep(generator.uniform(0.0, 0.5))
             worker = generator.randrange(2)
             job.until(lambda worker=worker: job.signal(worker, signal.SIGSTOP))
-            stopped_at = time.monotonic()
+            stopped_at = time.time()
             job.until(lambda seen=round_: len(job.events("failure")) > seen, timeout_s=20)
-            assert time.monotonic() - stopped_at < 3 + 3
             event = job.events("failure")[-1]
+            assert event["at"] - stopped_at < 3 + 1
             assert event["worker"] == worker, job.printed()
             assert f"worker {worker} (" in event["why"] and "has said nothing for" in event["why"]
             assert any("most recent call first" in line for line in event["last_lines"]), event["last_lines"]

@@ -148,7 +148,8 @@ def run_attempt(
                 last_lines=tuple(line.decode(errors="replace") for line in failed.tail),
                 others=ends([(worker.index, worker.poll() or 0) for worker in started if worker is not failed]),
                 step=None if steps is None else steps[1],
-                after_s=time.monotonic() - began,
+                after_s=supervisor.failed_at - began,
+                at=time.time() - (time.monotonic() - supervisor.failed_at),
             )
     return Outcome(failure, supervisor.asked_to_stop, supervisor.interrupted_by, began, supervisor.failed_at)
 

@@ -21,7 +21,8 @@ class Failure:
         last_lines: What it printed last.
         others: For each other worker, how it ended.
         step: The last step that any worker has told of; None where training had not begun.
-        after_s: Seconds since the attempt began.
+        after_s: Seconds from the beginning of the attempt until it was seen.
+        at: When it was seen, in seconds since 1970.
     """
 
     worker: int
@@ -32,6 +33,7 @@ class Failure:
     others: dict[int, str]
     step: "int | None"
     after_s: float
+    at: float
 
     @property
     def headline(self) -> str:

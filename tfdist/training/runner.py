@@ -144,6 +144,13 @@ class Runner:
         except Preempted:
             leave_together(self.strategy)
             raise
+        except SystemExit as error:
+            if error.code == EXIT_REQUEUE:  # a signal that came before anything could be saved
+                self.pulse.request_stop("a signal")
+                self.pulse.close()
+            else:
+                self.pulse.failed(f"it left by sys.exit({error.code!r})", by_others=False)
+            raise
         except BaseException as error:
             by_others = self.num_workers > 1 and isinstance(error, _BY_OTHERS)
             self.pulse.failed(f"{type(error).__name__}: {error}", by_others=by_others)
