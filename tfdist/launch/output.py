@@ -15,7 +15,9 @@ from typing import BinaryIO
 MAX_LINE_BYTES = 1 << 16
 """A longer line is written in pieces of this size."""
 TAIL_LINES = 40
-"""How many of a worker's last lines are kept, to be shown if it fails."""
+"""How many of a worker's last lines are shown if it fails."""
+_KEPT_LINES = 400
+_STACKS = re.compile(rb"^(Fatal Python error: |tfdist: this process is at:)")
 
 _PIECES = re.compile(rb"\n|\r|\x08+|[^\n\r\x08]+")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -39,12 +41,19 @@ class LineAssembler:
         self._line = bytearray()
         self._back = 0
         self._restart = False
-        self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
+        self._last: deque[bytes] = deque(maxlen=_KEPT_LINES)
 
     @property
     def unfinished(self) -> bytes:
         """What the line under way shows now."""
         return bytes(self._line)
+
+    @property
+    def tail(self) -> list[bytes]:
+        """The last lines: those from which Python's stacks are printed, if any, for the innermost calls come first."""
+        lines = list(self._last)
+        stacks = [number for number, line in enumerate(lines) if _STACKS.match(line)]
+        return lines[min([*stacks[:1], max(0, len(lines) - TAIL_LINES)]) :]
 
     def feed(self, data: bytes) -> None:
         """Takes the next output, cut anywhere.
@@ -85,7 +94,7 @@ class LineAssembler:
         line = bytes(self._line)
         self._line.clear()
         self._restart, self._back = False, 0
-        self.tail.append(line)
+        self._last.append(line)
         self._emit(line)
 
 

@@ -101,7 +101,10 @@ class Supervisor:
                 continue
             self._running.remove(worker)
             worker.drain()
-            if code == EXIT_REQUEUE and not self._failed:
+            # SIGTERM asks to stop also where Python has not come to its handler.
+            untrained = code == -signal.SIGTERM and not self._stopping and worker.index not in self._trained()
+            stops = code == EXIT_REQUEUE or untrained
+            if stops and not self._failed:
                 if not self.asked_to_stop and not self._stopping:
                     # The others have agreed to stop too; those that are not in training do not know of it.
                     self._terminate_at = time.monotonic() + TERMINATE_GRACE_S
@@ -184,6 +187,10 @@ class Supervisor:
         for worker in self._running:
             if now >= self._kill_all_at or (now >= self._kill_at and worker.index not in saving):
                 worker.signal(signal.SIGKILL)
+
+    def _trained(self) -> set[int]:
+        """Returns the workers that have taken part in training."""
+        return {seen.index for seen in self._monitor.seen() if seen.beat is not None and seen.beat.in_training}
 
     def _in_training(self) -> set[int]:
         return {seen.index for seen in self._monitor.seen() if seen.matters and seen.connected}

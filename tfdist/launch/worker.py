@@ -65,7 +65,7 @@ class Worker:
     @property
     def tail(self) -> list[bytes]:
         """Its last lines."""
-        return list(self._lines.tail)
+        return self._lines.tail
 
     def fileno(self) -> int:
         """Returns the descriptor to read its output from."""
