@@ -145,6 +145,11 @@ def _guarded(main: Callable[[], int | None]) -> int:
         return _say(error, EXIT_WRONG_USE)
     except (PeerError, SaveError) as error:
         return _say(error, EXIT_FAILED)
+    except Exception as error:
+        kind = type(error)
+        if kind.__name__ != "UnavailableError" or not kind.__module__.startswith("tensorflow"):
+            raise
+        return _say(f"{kind.__name__}: another worker has gone, and a collective with it", EXIT_FAILED)
 
 
 def _parse_argv(argv: list[str]) -> list[str]:

@@ -24,6 +24,7 @@ from tfdist.cpu_workers import CPUWorkersStrategy
 from tfdist.errors import UsageError
 from tfdist.liveness import Limits, Monitor, Pulse
 from tfdist.liveness.monitor import listening_host
+from tfdist.liveness.signals import kept_handlers
 
 _MOST_CPU_DEVICES = 256  # they are for tests; TensorFlow takes hours to make many thousands
 
@@ -166,7 +167,8 @@ def _make(
         name = _choose(cluster, len(devices) if devices else num_devices, len(gpus))
     _grow_gpu_memory(gpus)
     if name == "multi_worker":
-        return _multi_worker(cluster, devices, num_devices, len(gpus), meeting)
+        with kept_handlers():
+            return _multi_worker(cluster, devices, num_devices, len(gpus), meeting)
     wanted = list(devices) if devices else _default_devices(name, num_devices, len(gpus))
     _require_devices(wanted, name)
     if name == "one_device":

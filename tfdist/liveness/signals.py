@@ -1,10 +1,11 @@
 """Signals that ask a job to stop, seen at once: also while the main thread is blocked in a collective."""
 
+import contextlib
 import os
 import signal
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import FrameType
 
 from tfdist.errors import EXIT_REQUEUE
@@ -15,6 +16,23 @@ def stop_signals(environ: "Mapping[str, str] | None" = None) -> list[signal.Sign
     """Returns the signals that ask to stop: SIGTERM, and under Slurm, whose users like it, SIGUSR1."""
     environ = os.environ if environ is None else environ
     return [signal.SIGTERM, *([signal.SIGUSR1] if "SLURM_JOB_ID" in environ else [])]
+
+
+@contextlib.contextmanager
+def kept_handlers() -> Iterator[None]:
+    """Leaves the program's handlers as they are.
+
+    TensorFlow's coordination of workers takes SIGTERM to itself when it starts, unseen by Python: the first one would
+    then do nothing at all (`tests/launch/test_survival.py::test_preempted_workers[1-trace]`).
+    """
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number in stop_signals():
+                handler = signal.getsignal(number)
+                if handler is not None:  # None: it was not set from Python
+                    signal.signal(number, handler)
 
 
 def exit_for_requeue(number: int, frame: "FrameType | None") -> None:
