@@ -31,6 +31,7 @@ from tfdist.training import checkpoint  # noqa: E402
 from tfdist.training.save_callback import SaveCheckpoints  # noqa: E402
 
 ROWS, BATCH, EPOCHS, EVERY = 60, 4, 4, 5
+HOOK = "allreduce:bucket_mb=4"  # a given size needs not be measured at each start
 
 
 def main() -> None:
@@ -85,14 +86,16 @@ def main() -> None:
             os._exit(9)
 
     if kind == "fit":
-        tfdist.prepare(model, step_listener=seen)
+        tfdist.prepare(model, hook=HOOK, step_listener=seen)
         saves = SaveCheckpoints(folder / "checkpoints", every=EVERY, asynchronous=asynchronous)
         watch = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: note(folder, index, epoch, logs))
         data, validation = batches("data"), batches("evaluation")
         model.fit(data, epochs=EPOCHS, validation_data=validation, verbose=0, callbacks=[saves, watch])
     else:
         source = ArraySource((x, y), batch_size=BATCH, seed=2)
-        loop = tfdist.TrainLoop(model, loss=loss, optimizer=model.optimizer, steps_per_loop=3, step_listener=seen)
+        loop = tfdist.TrainLoop(
+            model, loss=loss, optimizer=model.optimizer, hook=HOOK, steps_per_loop=3, step_listener=seen
+        )
         loop.build(source)
         checkpoints = loop.checkpoints(folder / "checkpoints", asynchronous=asynchronous)
         loop.resume(checkpoints)

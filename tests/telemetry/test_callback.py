@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import time
 
 import keras
 import numpy as np
@@ -13,6 +15,8 @@ from tensorboard.util.tensor_util import make_ndarray
 import tfdist
 from tfdist.data import ArraySource
 from tfdist.telemetry.record import read_record, require_readable_events
+from tfdist.training.checkpoint import newest_checkpoint
+from tfdist.training.save_callback import SaveCheckpoints
 
 TAGS = {
     "scaling/examples_per_second",
@@ -193,3 +197,31 @@ def test_damaged_event_files(build, arrays, tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(tfdist.UsageError, match=path.name):
             require_readable_events(tmp_path)
+
+
+def test_a_job_that_is_asked_to_stop_writes_its_last_figures(strategies, tmp_path):
+    """SIGTERM after the third step of nine: the record says so, and the process would end with 75."""
+    strategy = strategies["one_device"]
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+
+    class Terminates(keras.callbacks.Callback):
+        same_on_all = True
+
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.5)  # a thread of its own sees the signal; one step more would do no harm but to this test
+
+    tfdist.prepare(model)
+    callbacks = [SaveCheckpoints(tmp_path / "ck"), tfdist.ScalingCallback(tmp_path / "log"), Terminates()]
+    x = np.zeros((36, 4), "float32")
+    with pytest.raises(SystemExit) as ended:
+        model.fit(x, x[:, :1], batch_size=4, epochs=1, verbose=0, callbacks=callbacks)
+    assert ended.value.code == 75
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert read_record(tmp_path / "log").steps >= 1 and newest_checkpoint(tmp_path / "ck").step == 3
+    # Who catches that, in a notebook, trains on.
+    model.fit(x, x[:, :1], batch_size=4, epochs=1, verbose=0, callbacks=callbacks[:1])
+    assert newest_checkpoint(tmp_path / "ck").step == 9

@@ -131,6 +131,11 @@ class Pulse:
         finally:
             self.enter(before)
 
+    def forget_stop(self) -> None:
+        """Lets a process of its own train again, after it was stopped."""
+        if not self.has_monitor:
+            self.stops = Stops()
+
     def beat(self) -> Beat:
         """Returns the heartbeat of this moment."""
         count, stage = self._stage()

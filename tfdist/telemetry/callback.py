@@ -63,7 +63,7 @@ class ScalingCallback(keras.callbacks.Callback):
     def on_loop_begin(self, runner: Runner) -> None:
         """Begins to watch the steps of `runner`."""
         self._telemetry = Telemetry(self.options, runner)
-        runner.watch(self._telemetry)
+        runner.watch(self._telemetry, at_stop=self._telemetry.finish)
 
     def on_loop_end(self) -> None:
         """Writes the last figures."""

@@ -59,6 +59,7 @@ class Runner:
         self._first_call = True
         self._run = contextlib.ExitStack()
         self._watchers: list[Watcher] = []
+        self._at_stop: list[Callable[[], None]] = []
         self._timed = False
         self._functions: StepFunctions | None = None
         self._compiled_as: Any = None
@@ -93,9 +94,15 @@ class Runner:
             self._marks.reset()
             self.pulse.enter("trace")
 
-    def watch(self, watcher: Watcher) -> None:
-        """Tells `watcher` of all that follows; from now on steps take time stamps."""
+    def watch(self, watcher: Watcher, *, at_stop: "Callable[[], None]" = lambda: None) -> None:
+        """Tells `watcher` of all that follows; from now on steps take time stamps.
+
+        Args:
+            watcher: see `Watcher`.
+            at_stop: is called, on every worker, where the job is asked to stop, after the last save.
+        """
         self._watchers.append(watcher)
+        self._at_stop.append(at_stop)
         if not self._timed:
             self._timed = True
             if self._functions is not None:
@@ -139,9 +146,12 @@ class Runner:
                     if self._save_on_stop is not None:
                         with self.pulse.phase("save"):
                             self._save_on_stop()
+                    for finish in self._at_stop:
+                        finish()
                     say(f"stopped after step {self.steps_done}, to be started again (exit code {EXIT_REQUEUE})")
                     raise
         except Preempted:
+            self.pulse.forget_stop()
             leave_together(self.strategy)
             raise
         except SystemExit as error:
@@ -159,6 +169,7 @@ class Runner:
             raise
         finally:
             self._save_on_stop, self.pulse.saves, self.evaluating = None, False, False
+            self._at_stop.clear()
             self.pulse.enter("outside")
 
     def save_on_stop(self, save: "Callable[[], None]") -> None:
