@@ -20,6 +20,11 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "BUILD.md", *sorted((ROOT / "docs").glob
 ELSEWHERE = {
     "./scripts/quickstart.sh": "tests/scripts/test_quickstart.py::test_quickstart_from_nothing",
     ".venv/bin/tfdist verify": "tests/diagnostics/test_verify.py::test_everything_equals_one_device",
+    ".venv/bin/tfdist launch --hosts=gpu1,gpu2 scripts/train.py --strategy=multi_worker --model=mlp --data=digits "
+    "--steps=200": "tests/launch/test_hosts.py::test_a_training_on_hosts_survives_the_loss_of_a_worker",
+    ".venv/bin/tfdist launch --hosts=gpu1:2,gpu2:2 --rsh='ssh -p 2222' --env=MY_DATA=/data script.py": (
+        "tests/launch/test_hosts.py::test_indices_follow_the_hosts_and_ports_are_free"
+    ),
     "./scripts/test.sh": "itself: what runs this suite",
     "./scripts/test.sh --slow": "itself: what .ci/run runs",
     ".venv/bin/ruff format .": "itself: scripts/test.sh runs it with --check",

@@ -76,14 +76,15 @@ def _run(arguments: list[str]) -> int:
 
 def _launch(arguments: list[str]) -> int:
     from tfdist.launch import render
+    from tfdist.launch.hosts import Hosts, environment_options
     from tfdist.launch.local import launch
 
     parser = _Parser(
         prog="tfdist launch",
-        usage="tfdist launch --workers=N [--max_restarts=K] [OPTIONS...] SCRIPT [ARGS...]\n"
+        usage="tfdist launch {--workers=N | --hosts=H1,H2} [--max_restarts=K] [OPTIONS...] SCRIPT [ARGS...]\n"
         "       tfdist launch --render=SYSTEM --workers=N [--render_to=FILE] SCRIPT [ARGS...]",
-        description="Runs a Python script in N worker processes on this machine, with TF_CONFIG set for "
-        "each.\nEverything after SCRIPT goes to the script as it is.",
+        description="Runs a Python script in N worker processes on this machine, or on hosts that ssh reaches, with\n"
+        "TF_CONFIG set for each. Everything after SCRIPT goes to the script as it is.",
         epilog="What a worker prints comes out with '[worker 1] ' before each line. When a worker fails the "
         "others\nare ended, and the last lines of the one that failed first are printed last. Ctrl-C and "
         "SIGTERM are passed\non to all workers; a second one kills them.\n\n"
@@ -94,7 +95,26 @@ def _launch(arguments: list[str]) -> int:
         "example: tfdist launch --workers=2 scripts/train.py --strategy=multi_worker --model=digits_cnn",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--workers", metavar="N", type=int, required=True, help="how many worker processes, from 1")
+    parser.add_argument("--workers", metavar="N", type=int, help="how many worker processes, from 1")
+    parser.add_argument(
+        "--hosts",
+        metavar="H1,H2",
+        help="run the workers on these hosts instead, through ssh and in the same working directory; H1:2 runs two "
+        "on H1",
+    )
+    parser.add_argument("--rsh", metavar="COMMAND", help="instead of ssh; a host and a command are appended")
+    parser.add_argument("--python", metavar="PATH", help="Python on the hosts (default: that of this command)")
+    parser.add_argument("--address", metavar="IP", help="where the hosts reach this machine (default: found out)")
+    parser.add_argument(
+        "--start_timeout", metavar="SECONDS", type=float, help="how long a host may not answer (default: 30)"
+    )
+    parser.add_argument(
+        "--env",
+        metavar="NAME[=VALUE]",
+        action="append",
+        help="an environment variable for the workers; may be given again. Workers on hosts get PYTHONPATH and what "
+        "begins with TFDIST_, TF_, NCCL_, KERAS_, OMP_ or XLA_ by themselves, and nothing else",
+    )
     parser.add_argument(
         "--mpi",
         action="store_true",
@@ -155,10 +175,20 @@ def _launch(arguments: list[str]) -> int:
         command = command[1:]
     if not command:
         raise UsageError("SCRIPT is missing: tfdist launch --workers=N SCRIPT [ARGS...]")
+    if options.workers is None and options.hosts is None:
+        raise UsageError("--workers=N is missing: how many workers there are; or --hosts=H1,H2")
     if render.wants(options):
         return render.main(options, command)
+    of_hosts = {name: getattr(options, name) for name in ("rsh", "python", "address", "start_timeout")}
+    if options.hosts is not None:
+        hosts = Hosts.parse(options.hosts, **of_hosts)
+    else:
+        hosts = None
+        for name, value in of_hosts.items():
+            if value is not None:
+                raise UsageError(f"--{name}={value} is for workers on other hosts; give --hosts too, or leave it out")
     return launch(
-        options.workers,
+        hosts.workers if hosts is not None and options.workers is None else options.workers,
         command,
         mpi=options.mpi,
         pin=options.pin,
@@ -169,6 +199,8 @@ def _launch(arguments: list[str]) -> int:
         health_check=options.health_check,
         restart_window=options.restart_window,
         hang_timeout=options.hang_timeout,
+        hosts=hosts,
+        env=environment_options(options.env or []),
     )
 
 
@@ -212,13 +244,13 @@ def _env(arguments: list[str]) -> int:
 
 
 def _doctor(arguments: list[str]) -> int:
-    from tfdist.diagnostics.doctor import main as doctor
+    from tfdist.diagnostics.doctor.command import main as doctor
 
     return doctor(arguments)
 
 
 COMMANDS: dict[str, Command] = {
-    "launch": Command("start a script in several worker processes on this machine", _launch),
+    "launch": Command("start a script in several worker processes, here or on other hosts", _launch),
     "env": Command("print versions, devices and the job, for a bug report", _env),
     "doctor": Command("check machines, network and files before a long job", _doctor),
     "verify": Command("check on this machine that every strategy gives the numbers of one device", _verify),

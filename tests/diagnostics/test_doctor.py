@@ -20,12 +20,12 @@ from scripts.bench.links import can_be_made, link
 from tfdist.cli import main
 from tfdist.cluster import Cluster
 from tfdist.cluster.ports import HOST, hold_ports
-from tfdist.diagnostics.doctor_data import Contents, check_data, contents
-from tfdist.diagnostics.doctor_files import Marks
-from tfdist.diagnostics.doctor_job import examine
-from tfdist.diagnostics.doctor_report import Report, Status
-from tfdist.diagnostics.doctor_wire import PROTOCOL, Channel, Server
-from tfdist.diagnostics.doctor_worker import Options, Worker
+from tfdist.diagnostics.doctor.data import Contents, check_data, contents
+from tfdist.diagnostics.doctor.files import Marks
+from tfdist.diagnostics.doctor.job import examine
+from tfdist.diagnostics.doctor.report import Report, Status
+from tfdist.diagnostics.doctor.wire import PROTOCOL, Channel, Server
+from tfdist.diagnostics.doctor.worker import Options, Worker
 from tfdist.errors import PeerError
 
 _COMMAND = [sys.executable, "-m", "tfdist.cli", "doctor"]

@@ -4,11 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from tfdist.diagnostics import doctor_checks as checks
-from tfdist.diagnostics import doctor_links as links
-from tfdist.diagnostics.doctor_facts import Facts, unmet
-from tfdist.diagnostics.doctor_report import Link, Status, workers
-from tfdist.diagnostics.doctor_topology import check_collective, parse_topology
+from tfdist.diagnostics.doctor import checks, links
+from tfdist.diagnostics.doctor.facts import Facts, unmet
+from tfdist.diagnostics.doctor.report import Link, Status, workers
+from tfdist.diagnostics.doctor.topology import check_collective, parse_topology
 from tfdist.diagnostics.probes import Gpu, Space, listed_gpus, used_memory, visible_gpus, within_group
 from tfdist.errors import PeerError
 

@@ -158,8 +158,12 @@ def test_refuses(system, changes, said):
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--render=slurm", "--mpi"], "--mpi=True is for workers on this machine; leave it out with --render=slurm"),
-        (["--render=slurm", "--pin=1"], "--pin=1 is for workers on this machine"),
+        (
+            ["--render=slurm", "--mpi"],
+            "that this command starts; leave it out with --render=slurm",
+        ),
+        (["--render=slurm", "--hosts=h1"], "--hosts='h1' is for workers that this command starts"),
+        (["--render=slurm", "--pin=1"], "--pin=1 is for workers that this command starts"),
         (["--image=i"], "--image='i' is for job files; add --render=slurm or --render=kubernetes"),
         (["--render=nomad"], "--render"),
         (["--render=slurm", "--render_to=no-such-folder/job"], "there is no folder"),

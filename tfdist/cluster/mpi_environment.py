@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from tfdist.cluster.base import Cluster, ClusterEnvironment
 from tfdist.cluster.mpi import is_installed, is_told, mpi, place, processes
 from tfdist.cluster.ports import HOST, hold_ports
+from tfdist.cluster.sockets import address_towards
 from tfdist.errors import UsageError
 
 
@@ -74,9 +75,7 @@ def _address_towards(machines: list[str], own: str) -> str:
     """Returns the address of this machine on the network on which the first other one is."""
     other = next(machine for machine in machines if machine != own)
     try:
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((other, 9))  # sends nothing
-            return probe.getsockname()[0]
+        return address_towards(other)
     except OSError as error:
         raise UsageError(
             f"MPI has started processes on {own} and {other}, but {own} does not know an address of {other} ({error}); "

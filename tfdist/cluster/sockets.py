@@ -1,4 +1,4 @@
-"""Binding a worker's own address, and closing connections, for the rendezvous."""
+"""Finding and binding a worker's own address, connecting, and closing connections."""
 
 import errno
 import socket
@@ -89,6 +89,25 @@ def connect(address: str, timeout_s: float) -> socket.socket:
         abort(client)
         raise ConnectionRefusedError(errno.ECONNREFUSED, f"connected to itself at {address}")
     return client
+
+
+def address_towards(host: str) -> str:
+    """Finds out which of this machine's addresses is on the network towards another one; sends nothing.
+
+    Args:
+        host: The other machine's name or IP.
+
+    Returns:
+        An IP of this machine, of version 4 where the other one has such an address.
+
+    Raises:
+        OSError: If the other one's name is not known, or no network leads there.
+    """
+    found = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)
+    family, kind, protocol, _, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    with socket.socket(family, kind, protocol) as probe:
+        probe.connect(address)
+        return probe.getsockname()[0]
 
 
 def abort(connection: socket.socket) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +11,13 @@ from typing import BinaryIO
 
 from tfdist.cluster.base import PLANNED_WORKERS, Cluster
 from tfdist.cluster.ports import HOST, hold_ports
+from tfdist.launch.agent_wire import Order
 from tfdist.launch.failure import Failure, ends
+from tfdist.launch.hosts import Hosts, travelling
 from tfdist.launch.output import Screen
 from tfdist.launch.pmi import PMIServer
+from tfdist.launch.process import WorkerProcess
+from tfdist.launch.remote import StartError, kept_alive, start_agents
 from tfdist.launch.signals import CaughtSignals
 from tfdist.launch.supervisor import Supervisor
 from tfdist.launch.watchdog import Watchdog
@@ -34,6 +37,7 @@ class Job:
         start_port: The first worker's port; None for free ones.
         env: Environment variables on top of those of this process.
         limits: How long a worker may show no sign of life.
+        hosts: Where the workers run; None for this machine.
     """
 
     workers: int
@@ -43,6 +47,7 @@ class Job:
     start_port: "int | None" = None
     env: "Mapping[str, str] | None" = None
     limits: Limits = Limits()
+    hosts: "Hosts | None" = None
 
 
 @dataclass(frozen=True)
@@ -53,14 +58,12 @@ class Outcome:
         failure: Why it failed; None where it did not.
         asked_to_stop: It ended because it was asked to, with everything saved.
         interrupted_by: The signal to the launcher that ended it, if one has.
-        began: When it began, by the monotonic clock.
-        at: When the failure came, by the same clock.
+        at: When the failure came, by the monotonic clock.
     """
 
     failure: "Failure | None"
     asked_to_stop: bool
     interrupted_by: "int | None"
-    began: float
     at: float
 
 
@@ -91,39 +94,55 @@ def run_attempt(
 
     Raises:
         UsageError: There are no ports.
+        StartError: A host could not be used, at the first attempt.
     """
     began = time.monotonic()
     with ExitStack() as stack, ExitStack() as held_ports:
         workers = len(places)
-        ports = hold_ports(workers, held_ports, start_port=job.start_port)
-        addresses = tuple(f"{HOST}:{port}" for port in ports)
-        started: list[Worker] = []
+        started: list[WorkerProcess] = []
         watchdog = Watchdog()
         stack.callback(_reap, started)  # the last step: until then nobody else can get the ids of the groups
         stack.callback(watchdog.close)
         stack.callback(_kill, started)
-        monitor = Monitor(addresses, host=HOST, limits=job.limits)
+        if job.hosts is None:
+            ports = hold_ports(workers, held_ports, start_port=job.start_port)
+            addresses, here = tuple(f"{HOST}:{port}" for port in ports), HOST
+        else:
+            stack.enter_context(kept_alive(started))
+            try:
+                interrupted_by = start_agents(job.hosts, places, screen, logs, watchdog, caught, started)
+            except StartError as error:
+                if number == 0:
+                    raise
+                return Outcome(error.as_failure(time.monotonic() - began), False, None, time.monotonic())
+            if interrupted_by is not None:
+                return Outcome(None, False, interrupted_by, time.monotonic())
+            addresses, here = tuple(worker.address for worker in started), job.hosts.own_address()
+        monitor = Monitor(addresses, host=here, limits=job.limits)
         stack.callback(monitor.close)
         held_ports.close()
         server = PMIServer(workers) if job.mpi else None
         if server:
             stack.callback(server.close)
         for index in range(workers):
+            told = {
+                "TF_CONFIG": Cluster(addresses, index, "tfdist launch").tf_config(),
+                "TFDIST_MONITOR": monitor.address,
+                "TFDIST_RESTARTS": str(number),
+                "TFDIST_LOST_SECONDS": f"{lost_s:.3f}",
+                "TFDIST_PLACE": str(places[index]),
+                PLANNED_WORKERS: str(job.workers),
+                "PYTHONUNBUFFERED": "1",
+                **(server.environment(index) if server else {}),
+            }
+            if job.hosts is not None:
+                command = [job.hosts.python, *map(os.fspath, job.command)]
+                started[index].begin(Order(command, {**travelling(os.environ), **(job.env or {}), **told}, os.getcwd()))
+                continue
             worker = Worker(
                 index,
                 [sys.executable, *map(os.fspath, job.command)],
-                {
-                    **os.environ,
-                    **(job.env or {}),
-                    "TF_CONFIG": Cluster(addresses, index, "tfdist launch").tf_config(),
-                    "TFDIST_MONITOR": monitor.address,
-                    "TFDIST_RESTARTS": str(number),
-                    "TFDIST_LOST_SECONDS": f"{lost_s:.3f}",
-                    "TFDIST_PLACE": str(places[index]),
-                    PLANNED_WORKERS: str(job.workers),
-                    "PYTHONUNBUFFERED": "1",
-                    **(server.environment(index) if server else {}),
-                },
+                {**os.environ, **(job.env or {}), **told},
                 screen,
                 logs[index] if logs else None,
                 pass_fds=(server.descriptor(index),) if server else (),
@@ -142,7 +161,7 @@ def run_attempt(
             steps = monitor.steps()
             failure = Failure(
                 worker=failed.index,
-                host=socket.gethostname(),
+                host=failed.host,
                 code=failed.poll() or 0,
                 why=supervisor.why,
                 last_lines=tuple(line.decode(errors="replace") for line in failed.tail),
@@ -151,7 +170,7 @@ def run_attempt(
                 after_s=supervisor.failed_at - began,
                 at=time.time() - (time.monotonic() - supervisor.failed_at),
             )
-    return Outcome(failure, supervisor.asked_to_stop, supervisor.interrupted_by, began, supervisor.failed_at)
+    return Outcome(failure, supervisor.asked_to_stop, supervisor.interrupted_by, supervisor.failed_at)
 
 
 def _cores(index: int, each: int) -> set[int]:
@@ -160,11 +179,11 @@ def _cores(index: int, each: int) -> set[int]:
     return {cores[(index * each + i) % len(cores)] for i in range(each)}
 
 
-def _kill(workers: Sequence[Worker]) -> None:
+def _kill(workers: Sequence[WorkerProcess]) -> None:
     for worker in workers:
         worker.signal(signal.SIGKILL)
 
 
-def _reap(workers: Sequence[Worker]) -> None:
+def _reap(workers: Sequence[WorkerProcess]) -> None:
     for worker in workers:
         worker.reap()

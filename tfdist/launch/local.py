@@ -1,4 +1,4 @@
-"""`tfdist launch`: a job of several workers on this machine."""
+"""`tfdist launch`: a job of several workers, on this machine or on hosts that ssh reaches."""
 
 import os
 import sys
@@ -14,6 +14,7 @@ from tfdist.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, EXIT_WRONG_USE, 
 from tfdist.launch.attempt import Job, Outcome, run_attempt
 from tfdist.launch.failure import Failure, append
 from tfdist.launch.health import HealthCheck
+from tfdist.launch.hosts import Hosts, check_options, listed
 from tfdist.launch.logs import open_logs
 from tfdist.launch.output import Screen
 from tfdist.launch.policy import Places, RestartBudget, RestartPolicy
@@ -38,9 +39,10 @@ def launch(
     health_check: str | None = None,
     restart_window: float = 3600.0,
     hang_timeout: float = 30.0,
+    hosts: Hosts | None = None,
     stdout: BinaryIO | None = None,
 ) -> int:
-    """Runs a Python script in several worker processes on this machine, and watches them.
+    """Runs a Python script in several worker processes, and watches them.
 
     Each worker has a process group of its own, a free loopback port, TF_CONFIG, and no standard input. What
     it prints, standard output and error alike, comes out here with `[worker 1] ` before each line. When a
@@ -66,6 +68,8 @@ def launch(
         restart_window: Restarts that are more seconds ago do not count either.
         hang_timeout: Seconds after which a worker that is silent, or whose step does not move, counts as failed (see
             `tfdist.liveness.Limits`).
+        hosts: Where the workers run, and how to reach them; None for this machine. Of this process's environment
+            variables they get those that `tfdist.launch.hosts.travelling` picks.
         stdout: A binary stream for all output; None for this process's standard output.
 
     Returns:
@@ -75,11 +79,14 @@ def launch(
 
     Raises:
         UsageError: If an argument cannot be right; nothing has been started then.
+        PeerError: If a host cannot be used.
     """
     _check(workers, command, mpi, pin)
+    if hosts is not None:
+        _check_hosts(hosts, workers, mpi=mpi, pin=pin, start_port=start_port)
     policy = RestartPolicy(max_restarts, restart_window)
     places = Places(workers, workers if min_workers is None else min_workers)
-    job = Job(workers, command, mpi, pin, start_port, env, Limits(hang_timeout))
+    job = Job(workers, command, mpi, pin, start_port, env, Limits(hang_timeout), hosts)
     if stdout is None:
         sys.stdout.flush()
         stdout = sys.stdout.buffer
@@ -259,3 +266,13 @@ def _check(workers: int, command: Sequence[str], mpi: bool, pin: int | None) -> 
     if not script.is_file():
         problem = "is a folder, not a file" if script.is_dir() else "does not exist"
         raise UsageError(f"the script {shorten(str(script))} {problem}; give the path of a Python file")
+
+
+def _check_hosts(hosts: Hosts, workers: int, *, mpi: bool, pin: int | None, start_port: int | None) -> None:
+    hosts.check()
+    check_options(mpi=mpi, pin=pin, start_port=start_port)
+    if workers != hosts.workers:
+        raise UsageError(
+            f"workers={workers} (--workers): the hosts {listed(hosts.hosts)} are for {hosts.workers} worker(s); leave "
+            "--workers out, or say how many run on each host, as in h1:2,h2:2"
+        )

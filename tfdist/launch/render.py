@@ -99,13 +99,13 @@ def wants(options: argparse.Namespace) -> bool:
         UsageError: If an option is given that is of no use without --render, or with it.
     """
     render_only = ("render_to", "render_option", "image", "gpus")
-    here_only = ("mpi", "pin", "log_dir", "start_port")
+    here_only = ("mpi", "pin", "log_dir", "start_port", "hosts", "rsh", "python", "address", "start_timeout", "env")
     for name in here_only if options.render else render_only:
         value = getattr(options, name, None)
         if value in (None, False):
             continue
         if options.render:
-            why = f"is for workers on this machine; leave it out with --render={options.render}"
+            why = f"is for workers that this command starts; leave it out with --render={options.render}"
         else:
             why = f"is for job files; add --render={' or --render='.join(SYSTEMS)}, or leave it out"
         raise UsageError(f"--{name}={shorten(value)} {why}")

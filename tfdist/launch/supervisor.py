@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from tfdist.errors import EXIT_REQUEUE
 from tfdist.launch.output import Screen
+from tfdist.launch.process import WorkerProcess
 from tfdist.launch.signals import CaughtSignals
-from tfdist.launch.worker import Worker
 from tfdist.liveness import Monitor, Verdict
 
 TERMINATE_GRACE_S = 5.0
@@ -48,7 +48,7 @@ class Supervisor:
 
     def __init__(
         self,
-        workers: Sequence[Worker],
+        workers: Sequence[WorkerProcess],
         screen: Screen,
         caught: CaughtSignals,
         monitor: Monitor,
@@ -63,12 +63,12 @@ class Supervisor:
         self._monitor = monitor
         self._on_training: Callable[[int], None] | None = on_training
         self._on_tick = on_tick
-        self._failed: list[Worker] = []
+        self._failed: list[WorkerProcess] = []
         self.failed_at = 0.0
         self._stopping = False
         self._terminate_at = self._kill_at = self._kill_all_at = float("inf")
         self.interrupted_by: int | None = None
-        self.first_failed: Worker | None = None
+        self.first_failed: WorkerProcess | None = None
         self.why: str | None = None
         self.asked_to_stop = False
 
@@ -123,7 +123,9 @@ class Supervisor:
         """
         if self._stopping or not self._failed:
             return
-        own_fault = [worker for worker in self._failed if not _CONSEQUENCE.search(b"\n".join(worker.tail))]
+        own_fault = [
+            worker for worker in self._failed if worker.lost or not _CONSEQUENCE.search(b"\n".join(worker.tail))
+        ]
         if own_fault:
             self._blame(own_fault[0])
         elif verdict := self._monitor.suspect():
@@ -143,7 +145,7 @@ class Supervisor:
                 worker.dump_stack()
         self._blame((blamed or self._failed or self._workers)[0])
 
-    def _blame(self, worker: Worker) -> None:
+    def _blame(self, worker: WorkerProcess) -> None:
         self.first_failed = worker
         self.failed_at = self.failed_at or time.monotonic()
         seen = next(seen for seen in self._monitor.seen() if seen.index == worker.index)

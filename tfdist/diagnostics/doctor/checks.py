@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from tfdist.diagnostics.doctor_facts import Facts
-from tfdist.diagnostics.doctor_report import Finding, joined, sides, workers
+from tfdist.diagnostics.doctor.facts import Facts
+from tfdist.diagnostics.doctor.report import Finding, joined, sides, workers
 from tfdist.diagnostics.probes import Space
 
 SAME = ("tensorflow", "keras", "tfdist", "numpy")

@@ -7,10 +7,10 @@ from typing import Any
 
 from tfdist.cluster.address import shorten
 from tfdist.cluster.base import Cluster
-from tfdist.diagnostics.doctor_data import Contents, contents
-from tfdist.diagnostics.doctor_facts import gather
-from tfdist.diagnostics.doctor_files import Marks
-from tfdist.diagnostics.doctor_links import measure, reach
+from tfdist.diagnostics.doctor.data import Contents, contents
+from tfdist.diagnostics.doctor.facts import gather
+from tfdist.diagnostics.doctor.files import Marks
+from tfdist.diagnostics.doctor.links import measure, reach
 from tfdist.errors import PeerError
 
 _FOLDER_S = 5.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tfdist.diagnostics.doctor_report import Finding, joined, sides, workers
+from tfdist.diagnostics.doctor.report import Finding, joined, sides, workers
 from tfdist.errors import PeerError, UsageError
 
 _END_BYTES = 1 << 20

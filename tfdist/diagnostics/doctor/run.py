@@ -1,4 +1,4 @@
-"""One worker of `tfdist doctor --workers=N`: doctor_run.py OUT CHECKPOINT_DIR DATA TIMEOUT. The chief writes OUT."""
+"""One worker of `tfdist doctor --workers=N`: run.py OUT CHECKPOINT_DIR DATA TIMEOUT. The chief writes OUT."""
 
 import os
 import sys
@@ -6,10 +6,10 @@ from pathlib import Path
 
 from tfdist.cluster.base import Cluster
 from tfdist.command import write_json
-from tfdist.diagnostics.doctor import ended_in_order
-from tfdist.diagnostics.doctor_job import examine
-from tfdist.diagnostics.doctor_report import Report
-from tfdist.diagnostics.doctor_worker import Options
+from tfdist.diagnostics.doctor.command import ended_in_order
+from tfdist.diagnostics.doctor.job import examine
+from tfdist.diagnostics.doctor.report import Report
+from tfdist.diagnostics.doctor.worker import Options
 
 
 def main(out: Path, options: Options) -> None:

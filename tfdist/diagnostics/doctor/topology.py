@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tfdist.diagnostics.doctor_facts import Facts
-from tfdist.diagnostics.doctor_report import Finding, joined, workers
+from tfdist.diagnostics.doctor.facts import Facts
+from tfdist.diagnostics.doctor.report import Finding, joined, workers
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _GPU = re.compile(r"GPU\d+")

@@ -13,10 +13,10 @@ from typing import Any
 
 from tfdist.cluster.base import Cluster
 from tfdist.cluster.messages import Hello, find_conflict
-from tfdist.diagnostics.doctor_report import Finding, Report
-from tfdist.diagnostics.doctor_team import Team
-from tfdist.diagnostics.doctor_wire import PROTOCOL, Channel, Server
-from tfdist.diagnostics.doctor_worker import Options, Worker
+from tfdist.diagnostics.doctor.report import Finding, Report
+from tfdist.diagnostics.doctor.team import Team
+from tfdist.diagnostics.doctor.wire import PROTOCOL, Channel, Server
+from tfdist.diagnostics.doctor.worker import Options, Worker
 from tfdist.errors import PeerError
 
 _SPARE_CONNECTIONS = 64

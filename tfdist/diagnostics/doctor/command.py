@@ -18,10 +18,10 @@ from rich.table import Table
 
 from tfdist.cluster.base import Cluster
 from tfdist.command import OptionParser, end, require_at_least, require_folder, write_json
-from tfdist.diagnostics.doctor_data import check_spec
-from tfdist.diagnostics.doctor_job import examine
-from tfdist.diagnostics.doctor_report import Report, Status
-from tfdist.diagnostics.doctor_worker import Options
+from tfdist.diagnostics.doctor.data import check_spec
+from tfdist.diagnostics.doctor.job import examine
+from tfdist.diagnostics.doctor.report import Report, Status
+from tfdist.diagnostics.doctor.worker import Options
 from tfdist.errors import EXIT_DONE, EXIT_FAILED, UsageError
 
 _STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILED: "bold red", Status.SKIPPED: "dim"}
@@ -74,7 +74,7 @@ def _checked(options: argparse.Namespace, cluster: Cluster) -> Options:
 
 def _started(options: argparse.Namespace, told: Options) -> "Report | None":
     """Starts the workers on this machine; returns their report, or None where there is none."""
-    script = str(Path(__file__).with_name("doctor_run.py"))
+    script = str(Path(__file__).with_name("run.py"))
     with tempfile.TemporaryDirectory(prefix="tfdist-doctor-") as folder:
         out = Path(folder) / "report.json"
         command = ["-m", "tfdist.cli", "launch", f"--workers={options.workers}", script, str(out)]

@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from tfdist.cluster.base import Cluster
-from tfdist.diagnostics.doctor_checks import all_checks
-from tfdist.diagnostics.doctor_data import Contents, check_data
-from tfdist.diagnostics.doctor_facts import Facts
-from tfdist.diagnostics.doctor_files import check_folder
-from tfdist.diagnostics.doctor_links import check_clocks, check_links, check_ports, pairs, read_clock, slow_links
-from tfdist.diagnostics.doctor_report import Finding, Link, Report, joined
-from tfdist.diagnostics.doctor_topology import check_collective
-from tfdist.diagnostics.doctor_wire import Channel
-from tfdist.diagnostics.doctor_worker import Options, Worker
+from tfdist.diagnostics.doctor.checks import all_checks
+from tfdist.diagnostics.doctor.data import Contents, check_data
+from tfdist.diagnostics.doctor.facts import Facts
+from tfdist.diagnostics.doctor.files import check_folder
+from tfdist.diagnostics.doctor.links import check_clocks, check_links, check_ports, pairs, read_clock, slow_links
+from tfdist.diagnostics.doctor.report import Finding, Link, Report, joined
+from tfdist.diagnostics.doctor.topology import check_collective
+from tfdist.diagnostics.doctor.wire import Channel
+from tfdist.diagnostics.doctor.worker import Options, Worker
 from tfdist.errors import PeerError
 
 _WORK_S = 90.0

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tfdist.cluster.base import Cluster
-from tfdist.diagnostics.doctor_report import Finding, Link, joined
-from tfdist.diagnostics.doctor_wire import MOST_BYTES, PROTOCOL, Channel
+from tfdist.diagnostics.doctor.report import Finding, Link, joined
+from tfdist.diagnostics.doctor.wire import MOST_BYTES, PROTOCOL, Channel
 from tfdist.errors import PeerError
 
 SKEW_WARNING_S, SKEW_FAILURE_S = 0.1, 1.0

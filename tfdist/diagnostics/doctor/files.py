@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tfdist.diagnostics.doctor_report import Finding, joined, sides, workers
+from tfdist.diagnostics.doctor.report import Finding, joined, sides, workers
 
 _PREFIX = ".tfdist-doctor-"
 
