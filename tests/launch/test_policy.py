@@ -49,12 +49,14 @@ def test_a_place_is_left_out_at_its_second_failure_in_a_row():
     assert places.failed(1, 3.0, progress=False) and places.active == [0, 2]
     assert not places.failed(2, 4.0, progress=False) or places.active == [0, 2]  # never fewer than two
     assert places.due(62.0) == [] and places.due(63.0) == [1]
-    places.still_out(1, 63.0)
-    assert places.due(64.0) == [] and places.due(123.0) == [1]
+    assert places.unwell(1, 63.0)
+    assert places.due(64.0) == [] and places.due(68.0) == [1]
     places.back(1)
     assert places.active == [0, 1, 2]
-    places.leave_out(1, 200.0)
+    places.failed(1, 199.0, progress=False)
+    assert places.failed(1, 200.0, progress=False)
     assert places.due(319.0) == [] and places.due(320.0) == [1]  # twice as long as the first time
+    assert not places.unwell(0, 201.0) and places.active == [0, 2]
 
 
 @given(st.integers(1, 6), st.data())

@@ -190,7 +190,7 @@ def test_a_job_grows_again_when_a_place_is_well(tmp_path):
     well = tmp_path / "well"
     check = f"test $TFDIST_PLACE = 0 || test -e {well}"
     options = ["--workers=2", "--min_workers=1", "--max_restarts=1", f"--health_check={check}"]
-    job = survivor(grown, "fit", options, PACE="0.05", TFDIST_FIRST_OUT_S="1")
+    job = survivor(grown, "fit", options, PACE="0.3")
     try:
         job.until(lambda: steps_done(grown))
         well.touch()
@@ -203,18 +203,16 @@ def test_a_job_grows_again_when_a_place_is_well(tmp_path):
 
 
 def test_recovery_takes_two_seconds_and_a_start(tmp_path):
-    """From loss to training again: the process's own start-up, taken from the same job, and at most 2 s."""
-    began = time.monotonic()
+    """From loss to training again: the start-up of the new processes themselves, and at most 2 s."""
     job = survivor(tmp_path, "loop", ["--workers=2", "--max_restarts=1"], PACE="0.05")
     try:
         job.until(lambda: steps_done(tmp_path))
-        start_s = time.monotonic() - began
         job.signal(1, signal.SIGKILL)
         finished(job)
     finally:
         job.end()
     (event,) = job.events("resumed")
-    assert event["lost_s"] <= start_s + 2, (event, start_s)
+    assert 0 < event["lost_s"] - event["start_s"] <= 2, event
 
 
 def steps_done(folder: Path) -> bool:

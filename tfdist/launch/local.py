@@ -130,7 +130,7 @@ class _Restarts:
         self._caught = caught
         self._events = events
         self._last: Outcome | None = None
-        self._began = time.monotonic()
+        self._began = self._attempt_began = time.monotonic()
         self._lost_s = 0.0
         self._repeated = 0
 
@@ -138,6 +138,7 @@ class _Restarts:
         """Returns the exit code of the job."""
         while True:
             active = self._well_places()
+            self._attempt_began = time.monotonic()
             self._grows = False
             outcome = run_attempt(
                 self._job,
@@ -173,7 +174,7 @@ class _Restarts:
     def _well_places(self) -> list[int]:
         """Returns where to start workers: all places but those that are left out, or found not to be well."""
         for place in self._places.active:
-            if not self._health.passes(place) and self._places.leave_out(place, time.monotonic()):
+            if not self._health.passes(place) and self._places.unwell(place, time.monotonic()):
                 self._note(f"place {place} is not well (--health_check), and is left out for a while")
         return self._places.active
 
@@ -182,7 +183,7 @@ class _Restarts:
         for place in self._places.due(time.monotonic()):
             well = self._health.look(place)
             if well is False:
-                self._places.still_out(place, time.monotonic())
+                self._places.unwell(place, time.monotonic())
             elif well and monitor.ask_to_stop(f"place {place} is back"):
                 self._places.back(place)
                 self._grows = True
@@ -214,8 +215,9 @@ class _Restarts:
         self._repeated += repeated
         self._note(f"training goes on from step {step}: {repeated} step(s) are repeated, {lost_s:.1f} s were lost")
         if self._events is not None:
-            line = {"event": "resumed", "step": step, "repeated_steps": repeated, "lost_s": round(lost_s, 3)}
-            append(self._events, line)
+            start_s = time.monotonic() - self._attempt_began
+            seconds = {"lost_s": round(lost_s, 3), "start_s": round(start_s, 3)}
+            append(self._events, {"event": "resumed", "step": step, "repeated_steps": repeated, **seconds})
 
     def _sum_up(self) -> None:
         """Says what the failures have cost, at the end of a job that had some."""

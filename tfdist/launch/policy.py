@@ -8,6 +8,7 @@ from tfdist.errors import UsageError
 _FIRST_WAIT_S = 1.0
 _LONGEST_WAIT_S = 60.0
 _FIRST_OUT_S = 60.0
+_UNWELL_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Places:
     """Where the workers of a job run, and which of these places are left out because they fail.
 
     A place that has failed twice in a row, with no step gained between, is left out for a while: a minute, then twice
-    as long each time it fails again. There are never fewer places than `least`. A clock is given to it.
+    as long each time it fails again; one that is found not to be well is looked at again after some seconds. There are never fewer places than `least`. A clock is given to it.
 
     Attributes:
         count: Places in all; they are numbered from 0.
@@ -111,16 +112,15 @@ class Places:
         if progress:
             self._failures.clear()
         self._failures[place] = self._failures.get(place, 0) + 1
-        return self._failures[place] >= 2 and self.leave_out(place, now)
-
-    def leave_out(self, place: int, now: float) -> bool:
-        """Leaves a place out for a while; returns whether that is possible."""
-        if len(self.active) <= self.least:
+        if self._failures[place] < 2 or not self._leave_out(place, now):
             return False
         times = self._times_out[place] = self._times_out.get(place, 0) + 1
         self._out_until[place] = now + _FIRST_OUT_S * 2 ** (times - 1)
-        self._failures.pop(place, None)
         return True
+
+    def unwell(self, place: int, now: float) -> bool:
+        """Is told that a place is not well; returns whether it is left out, as there are others enough."""
+        return self._leave_out(place, now)
 
     def due(self, now: float) -> list[int]:
         """Returns the places whose time out is over, and that may be tried again."""
@@ -130,6 +130,9 @@ class Places:
         """Lets a place take part again."""
         del self._out_until[place]
 
-    def still_out(self, place: int, now: float) -> None:
-        """Has a place, which was found not to be well, tried again later."""
-        self._out_until[place] = now + _FIRST_OUT_S
+    def _leave_out(self, place: int, now: float) -> bool:
+        if place not in self._out_until and len(self.active) <= self.least:
+            return False
+        self._out_until[place] = now + _UNWELL_S
+        self._failures.pop(place, None)
+        return True

@@ -134,7 +134,7 @@ class Supervisor:
             self._blame(self._failed[0])
 
     def _stop_if_hung(self) -> None:
-        if not self._stopping and self._monitor.verdict is not None:
+        if not self._stopping and not self.asked_to_stop and self._monitor.verdict is not None:
             self._obey(self._monitor.verdict)
 
     def _obey(self, verdict: Verdict) -> None:
