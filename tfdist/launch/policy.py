@@ -78,7 +78,8 @@ class Places:
     """Where the workers of a job run, and which of these places are left out because they fail.
 
     A place that has failed twice in a row, with no step gained between, is left out for a while: a minute, then twice
-    as long each time it fails again; one that is found not to be well is looked at again after some seconds. There are never fewer places than `least`. A clock is given to it.
+    as long each time it fails again; one that is found not to be well is looked at again after some seconds. There are
+    never fewer places than `least`. A clock is given to it.
 
     Attributes:
         count: Places in all; they are numbered from 0.
