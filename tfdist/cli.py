@@ -148,7 +148,7 @@ def _launch(arguments: list[str]) -> int:
     parser.add_argument(
         "--health_check",
         metavar="COMMAND",
-        help="exit code 0 of it says that worker place $TFDIST_PLACE is well (default: it is)",
+        help="exit code 0 of it says that worker place $TFDIST_PLACE on $TFDIST_HOST is well (default: it is)",
     )
     parser.add_argument(
         "--restart_window",

@@ -26,6 +26,7 @@ PAIRS = {
         "loop_mlp_mirrored",
         "loop_cnn_mirrored",
     },
+    "save": {"save_transformer"},
     "multi_worker": {"loop_mlp_multi_worker"},
 }
 

@@ -1,9 +1,10 @@
 """`tfdist launch`: a job of several workers, on this machine or on hosts that ssh reaches."""
 
 import os
+import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
@@ -64,7 +65,8 @@ def launch(
         min_workers: With so many workers the job goes on where others fail again and again; the global batch stays as
             it is, as each worker does more of it. None stands for all. Workers come back when their place is well.
         health_check: A shell command that says whether a place is well, by exit code 0; it finds the number of the
-            place in TFDIST_PLACE. It is run before each start, and from time to time for places that are left out.
+            place in TFDIST_PLACE, and its host in TFDIST_HOST. It is run on this machine before each start, and from
+            time to time for places that are left out.
         restart_window: Restarts that are more seconds ago do not count either.
         hang_timeout: Seconds after which a worker that is silent, or whose step does not move, counts as failed (see
             `tfdist.liveness.Limits`).
@@ -99,7 +101,8 @@ def launch(
         screen.flush()
         caught = stack.enter_context(CaughtSignals())
         events = None if log_dir is None else Path(log_dir) / _EVENTS
-        health = HealthCheck(health_check)
+        targets = None if hosts is None else [host.rsh_target for host in hosts.of_workers()]
+        health = HealthCheck(health_check, targets)
         stack.callback(health.close)
         code = _Restarts(job, RestartBudget(policy), places, health, screen, logs, caught, events).run()
         screen.close()
@@ -137,7 +140,9 @@ class _Restarts:
     def run(self) -> int:
         """Returns the exit code of the job."""
         while True:
-            active = self._well_places()
+            if number := self._wait(self._ask_places()):
+                return _interrupted(number)
+            active = self._places.active
             self._attempt_began = time.monotonic()
             self._grows = False
             outcome = run_attempt(
@@ -166,17 +171,27 @@ class _Restarts:
                 self._note(f"place {active[failure.worker]} has failed twice in a row, and is left out for a while")
             if wait_s is None:
                 return _code(outcome)
-            if interrupted_by := self._wait(outcome.at + wait_s):
-                return 128 + interrupted_by
+            until = outcome.at + wait_s
+            if number := self._wait(lambda until=until: time.monotonic() >= until):
+                return _interrupted(number)
             self._last = outcome
             self._lost_s += time.monotonic() - outcome.at
 
-    def _well_places(self) -> list[int]:
-        """Returns where to start workers: all places but those that are left out, or found not to be well."""
-        for place in self._places.active:
-            if not self._health.passes(place) and self._places.unwell(place, time.monotonic()):
-                self._note(f"place {place} is not well (--health_check), and is left out for a while")
-        return self._places.active
+    def _ask_places(self) -> Callable[[], bool]:
+        """Returns a function that says whether all places have been looked at; it leaves out those not well."""
+        unknown = set(self._places.active)
+
+        def known() -> bool:
+            for place in sorted(unknown):
+                well = self._health.look(place)
+                if well is None:
+                    continue
+                unknown.remove(place)
+                if not well and self._places.unwell(place, time.monotonic()):
+                    self._note(f"place {place} is not well (--health_check), and is left out for a while")
+            return not unknown
+
+        return known
 
     def _look_for_places(self, monitor: Monitor) -> None:
         """Lets the job stop, to be started with more workers, when a place that was left out is well again."""
@@ -228,14 +243,13 @@ class _Restarts:
                 f"{took_s:.1f} s went by between failures and new starts"
             )
 
-    def _wait(self, until: float) -> "int | None":
-        """Waits; returns the signal that ends the job meanwhile, if one does."""
-        while True:
+    def _wait(self, over: Callable[[], bool]) -> "int | None":
+        """Waits until it is over; returns the signal that ends the job meanwhile, if one does."""
+        while not over():
             if caught := self._caught.take():
                 return caught[0]
-            if time.monotonic() >= until:
-                return None
             time.sleep(_TICK_S)
+        return None
 
     def _note(self, text: str) -> None:
         self._screen.note(f"tfdist launch: {text}".encode())
@@ -249,6 +263,11 @@ def _code(outcome: Outcome) -> int:
     if outcome.asked_to_stop:
         return EXIT_REQUEUE
     return EXIT_DONE if outcome.interrupted_by is None else 128 + outcome.interrupted_by
+
+
+def _interrupted(number: int) -> int:
+    """Returns the exit code of a job that gets a signal while no worker runs, so that nothing is lost."""
+    return EXIT_REQUEUE if number == signal.SIGTERM else 128 + number
 
 
 def _check(workers: int, command: Sequence[str], mpi: bool, pin: int | None) -> None:
