@@ -1,5 +1,6 @@
 """Monitor and pulses over real connections: who is heard, who is told, and where all stop."""
 
+import contextlib
 import json
 import socket
 import threading
@@ -182,6 +183,46 @@ def test_all_stop_after_the_same_call(paces, after_s, who):
     for pulse in pulses:
         pulse.close()
     monitor.close()
+
+
+ANY_VALUE = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.just(10**400),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = ["type", "token", "index", "hang_timeout", "phase", "step", "stage", "begun", "done", "still_s", "why", "pid"]
+MESSAGES = st.fixed_dictionaries(
+    {"type": st.sampled_from(["hello", "beat", "failed", "bye", "stop", "held"]) | ANY_VALUE},
+    optional={name: ANY_VALUE for name in FIELDS if name != "type"},
+)
+LINES = MESSAGES.map(to_line) | st.binary(max_size=40).map(lambda data: data + b"\n") | st.just(b"[" * 60000 + b"\n")
+
+
+@given(st.lists(LINES, max_size=6), st.booleans())
+@settings(deadline=None, max_examples=150)
+def test_nothing_that_comes_in_stops_the_monitor(lines, introduced):
+    monitor = Monitor(["a:1", "b:2"], host="127.0.0.1", limits=Limits(5))
+    if introduced:
+        connection = speak(monitor, 0)
+    else:
+        connection = connect(monitor.address.rpartition("/")[0], 5)
+    with connection:
+        for line in lines:
+            with contextlib.suppress(OSError):  # it has hung up
+                connection.sendall(line)
+        pulse = Pulse(1, monitor.address)
+        until(lambda: monitor.seen()[1].connected)
+        pulse.close()
+    monitor.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "tfdist-monitor"]
+
+
+def test_a_token_of_other_letters_is_refused(monitor):
+    with speak(monitor, 0, token="é") as connection:
+        assert connection.recv(100) == b""
+    pulse = Pulse(1, monitor.address)
+    until(lambda: monitor.seen()[1].connected)
+    pulse.close()
 
 
 def test_a_launcher_stops_only_workers_that_save(monitor):

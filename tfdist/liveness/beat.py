@@ -77,15 +77,22 @@ class Beat:
         """Reads what came; None where it is no heartbeat."""
         whole = [message.get(name) for name in ("step", "stage", "begun", "done")]
         seconds = [message.get(name) for name in ("still_s", "slowest_s")]
+        phase = message.get("phase")
         well_formed = (
-            message.get("phase") in PHASES
-            and all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < 2**62 for n in whole)
+            isinstance(phase, str)
+            and phase in PHASES
+            and all(is_count(n) for n in whole)
             and whole[1] < len(STAGES)
-            and all(isinstance(s, int | float) and math.isfinite(s) and s >= 0 for s in seconds)
+            and all(isinstance(s, int | float) and 0 <= s < math.inf for s in seconds)
         )
         if not well_formed:
             return None
-        return cls(message["phase"], whole[0], whole[1], *map(float, seconds), *whole[2:], message.get("saves") is True)
+        return cls(phase, whole[0], whole[1], *map(float, seconds), *whole[2:], message.get("saves") is True)
+
+
+def is_count(value: Any) -> bool:
+    """Whether what came is a number of steps, calls or the like."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**62
 
 
 def to_line(message: dict[str, Any]) -> bytes:
@@ -108,7 +115,10 @@ class Lines:
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
             raise ValueError("a line that is too long")
-        messages = [json.loads(line) for line in lines]
+        try:
+            messages = [json.loads(line) for line in lines]
+        except RecursionError:
+            raise ValueError("a message of too many levels") from None
         if not all(isinstance(message, dict) for message in messages):
             raise ValueError("no message")
         return messages

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tfdist.cluster.address import split_address
-from tfdist.liveness.beat import Beat, Lines, to_line
+from tfdist.liveness.beat import Beat, Lines, is_count, to_line
 from tfdist.liveness.judge import Limits, Seen, Verdict, judge, suspect
 
 BEAT_S = 0.5
 """Seconds between two heartbeats, of a worker and of the monitor itself."""
 _HELLO_S = 10.0
+_LONGEST_S = 1e9
 _MOST_STRANGERS = 64
 
 
@@ -192,11 +193,12 @@ class Monitor:
 
     def _introduced(self, connection: _Connection, message: dict[str, Any]) -> bool:
         index = message.get("index")
-        known = message.get("type") == "hello" and secrets.compare_digest(str(message.get("token")), self._token)
-        if not known or not isinstance(index, int) or not 0 <= index < len(self._workers):
+        token = str(message.get("token")).encode(errors="replace")
+        known = message.get("type") == "hello" and secrets.compare_digest(token, self._token.encode())
+        if not known or not is_count(index) or index >= len(self._workers):
             return False
         wished = message.get("hang_timeout")
-        if isinstance(wished, int | float) and wished >= 1:
+        if isinstance(wished, int | float) and 1 <= wished < _LONGEST_S:
             self.limits = replace(self.limits, hang_timeout=float(wished))
         with self._lock:
             worker = self._workers[index]
@@ -230,15 +232,15 @@ class Monitor:
         elif kind == "stop" and self._asked is None:
             self._asked = f"worker {connection.index} got {message.get('why')}"
             self._tell_all({"type": "hold"})
-        elif kind == "held":
-            worker.held = (int(message["begun"]), int(message["done"]))
+        elif kind == "held" and is_count(message.get("begun")) and is_count(message.get("done")):
+            worker.held = message["begun"], message["done"]
         if self._asked is not None and self._stop_after is None:
             self._agree()
 
     def _agree(self) -> None:
         """Finds the call after which all stop, when every worker has told how many it has begun."""
         here = [worker for worker in self._workers if worker.connection is not None and not worker.left]
-        if any(worker.held is None for worker in here):
+        if not here or any(worker.held is None for worker in here):
             return
         self._stop_after = max(worker.held[0] for worker in here)
         # Where no call has come back on any worker, all is as the last checkpoint has it.
