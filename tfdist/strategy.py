@@ -1,6 +1,7 @@
 """From a name and a cluster to a `tf.distribute.Strategy`."""
 
 import atexit
+import contextlib
 import faulthandler
 import functools
 import logging
@@ -16,6 +17,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context as tf_context
 
 from tfdist.cluster import Cluster, rendezvous
+from tfdist.cluster.address import split_address
 from tfdist.cluster.gpus import SeenGPUs, own_gpus
 from tfdist.cluster.mpi import leave as leave_mpi
 from tfdist.cluster.mpi import processes
@@ -23,7 +25,6 @@ from tfdist.config import STRATEGIES, did_you_mean
 from tfdist.cpu_workers import CPUWorkersStrategy
 from tfdist.errors import UsageError
 from tfdist.liveness import Limits, Monitor, Pulse
-from tfdist.liveness.monitor import listening_host
 from tfdist.liveness.signals import kept_handlers
 
 _MOST_CPU_DEVICES = 256  # they are for tests; TensorFlow takes hours to make many thousands
@@ -112,23 +113,22 @@ class _Meeting:
 
     def meet(self, cluster: Cluster, num_gpus: int) -> range:
         """Waits for the others, prepares what TensorFlow needs to work with them, and returns this worker's GPUs."""
-        own = None
-        if cluster.is_chief and _launchers_monitor() is None:
-            own = Monitor(cluster.workers, host=listening_host(cluster.address), limits=self.limits)
-        try:
+        with contextlib.ExitStack() as until_met:
+
+            def open_monitor(ip: str) -> str:
+                name, _ = split_address(cluster.address)
+                own = Monitor(cluster.workers, host=ip, name=name, limits=self.limits)
+                until_met.callback(own.close)
+                return own.address
+
             agreement = rendezvous(
                 cluster,
                 timeout_s=self.start_timeout,
                 seed=global_seed(),
-                monitor=own.address if own else None,
+                open_monitor=open_monitor if _launchers_monitor() is None else None,
                 gpus=SeenGPUs.detect(num_gpus, os.environ),
             )
-        except BaseException:
-            if own is not None:
-                own.close()
-            raise
-        if own is not None:
-            atexit.register(own.close)
+            atexit.register(until_met.pop_all().close)
         self.monitor = agreement.monitor
         if global_seed() is None:
             # Every worker builds the same input pipeline: without a common seed an unseeded shuffle would give

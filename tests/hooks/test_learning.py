@@ -17,13 +17,18 @@ PACKAGES = ("asyncio", "concurrent", "email", "http", "json", "logging", "unitte
 
 
 def accuracy(strategy, hook, seed):
-    """Trains the digits CNN on two replicas; returns the accuracy on the test images."""
+    """Trains the digits CNN on two replicas; returns the accuracy on the test images.
+
+    The learning rate ends at 0: at a constant one the accuracy goes up and down by half a point from epoch to epoch,
+    with any hook, and three seeds say little.
+    """
     digits = tfdist.data.load("digits", batch_size=64, seed=seed)
     with strategy.scope():
         keras.utils.set_random_seed(seed)
         model = models.build(models.find("digits_cnn"))
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.Adam(2e-3), loss, metrics=["accuracy"])
+        schedule = keras.optimizers.schedules.CosineDecay(4e-3, EPOCHS * digits.train.steps_per_epoch)
+        model.compile(keras.optimizers.Adam(schedule), loss, metrics=["accuracy"])
     tfdist.prepare(model, hook=hook)
     model.fit(digits.train, epochs=EPOCHS, verbose=0)
     return model.evaluate(digits.test, verbose=0)[1]

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.errors import EXIT_REQUEUE
 from tfdist.launch.health import HealthCheck
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,9 +49,8 @@ def test_a_command_that_runs_on_is_ended_with_all_it_started(tmp_path):
         assert select.select([reader], [], [], 10)[0] and reader.read() == ""
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, EXIT_REQUEUE), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_does_not_wait_for_a_check(tmp_path, number, code):
-    """No worker runs then: nothing is lost where the job is started again later."""
     asked = tmp_path / "asked"
     script = tmp_path / "script.py"
     script.write_text("")

@@ -418,12 +418,13 @@ def small_disk(tmp_path):
 
 
 def made_small(strategies, folder, **options):
-    """Returns checkpoints of a small model in `folder`, with one at step 1."""
+    """Returns checkpoints of a small model in `folder`, with one at step 1, from which it goes on."""
     strategy = strategies["one_device"]
     model = made(strategy)
     loop = tfdist.TrainLoop(model, loss="mse", optimizer="adam")
     loop.build(source())
     checkpoints = loop.checkpoints(folder, **options)
+    checkpoints.restore()
     checkpoints.save(1, Position(step=1), wait=True)
     return checkpoints
 
@@ -456,6 +457,24 @@ def test_a_disk_that_takes_no_more(strategies, small_disk, caplog, how):
         (folder / "filler").unlink()
         careless.save(3, Position(step=3), wait=True)
         assert newest_checkpoint(folder).step == 3
+
+
+def test_checkpoints_of_an_earlier_training_are_moved_aside(strategies, tmp_path, monkeypatch):
+    """A training that begins anew must not stop at an old checkpoint of the same step, nor lose it."""
+    for value, aside in ((1.0, []), (2.0, ["earlier-1"]), (3.0, ["earlier-1", "earlier-2"])):
+        model = made(strategies["one_device"])
+        loop = tfdist.TrainLoop(model, loss="mse", optimizer="adam")
+        loop.build(source())
+        checkpoints = loop.checkpoints(tmp_path)
+        assert checkpoints.restore("never") is None
+        model.layers[0].kernel.assign(model.layers[0].kernel * 0 + value)
+        checkpoints.save(4, Position(step=4), wait=True)
+        checkpoints.save(4, Position(step=4), wait=True)  # the same training: it is there
+        assert sorted(path.name for path in tmp_path.glob("earlier-*")) == aside
+        assert checkpoints.restore().step == 4 and weight(model) == value
+    assert newest_checkpoint(tmp_path / "earlier-1").step == newest_checkpoint(tmp_path / "earlier-2").step == 4
+    monkeypatch.setenv("TFDIST_ATTEMPT", "1")  # as in a job that the launcher has started again
+    assert checkpoints.restore("never").step == 4
 
 
 def test_a_folder_that_vanishes_is_not_made_anew(strategies, tmp_path):

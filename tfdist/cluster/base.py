@@ -10,6 +10,7 @@ from tfdist.cluster.address import check_addresses, group_by_host, shorten
 from tfdist.errors import UsageError
 
 PLANNED_WORKERS = "TFDIST_PLANNED_WORKERS"
+ATTEMPT = "TFDIST_ATTEMPT"
 """The variable that says for how many workers a job was made, where fewer may be left."""
 
 _LOCAL_WORKERS = ("localhost",)
@@ -140,6 +141,15 @@ def missing_share(num_workers: int, environ: Mapping[str, str] | None = None) ->
     """
     planned = (os.environ if environ is None else environ).get(PLANNED_WORKERS, "")
     return max(1, -(-int(planned) // num_workers)) if planned.isdecimal() else 1
+
+
+def is_started_again(environ: Mapping[str, str] | None = None) -> bool:
+    """Says whether the launcher has started this job before: after a failure, or with other workers.
+
+    Args:
+        environ: The environment variables; None means those of this process.
+    """
+    return (os.environ if environ is None else environ).get(ATTEMPT, "0") != "0"
 
 
 class ClusterEnvironment(ABC):

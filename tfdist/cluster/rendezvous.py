@@ -12,6 +12,7 @@ and theirs are ephemeral ones, so that the ports of the job are free when this r
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -48,7 +49,7 @@ def rendezvous(
     *,
     timeout_s: float = 120.0,
     seed: int | None = None,
-    monitor: str | None = None,
+    open_monitor: Callable[[str], str] | None = None,
     gpus: SeenGPUs = NO_GPUS,
 ) -> Agreement:
     """Meets the other workers of the job; every worker calls this before TensorFlow's server starts.
@@ -62,7 +63,8 @@ def rendezvous(
         timeout_s: The longest time to wait for the others. The shortest of the workers' counts.
         seed: The seed this worker was given, 0 to 2**32 - 1; None takes that of the others. If none was given
             one, worker 0 draws a random one of 31 bits.
-        monitor: Where the workers are to hear of each other while they train; that of worker 0 is told to all.
+        open_monitor: Is called on worker 0 with the IP that it listens on, and returns where the workers are to hear
+            of each other while they train, which is told to all.
         gpus: The GPUs that this worker sees.
 
     Returns:
@@ -79,9 +81,10 @@ def rendezvous(
     if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed <= _MAX_SEED):
         raise UsageError(f"seed={shorten(seed)} has to be an integer from 0 to {_MAX_SEED}, or None")
     if cluster.num_workers == 1:
-        return Agreement(secrets.randbits(31) if seed is None else seed, monitor)
+        return Agreement(secrets.randbits(31) if seed is None else seed)
     deadline = time.monotonic() + timeout_s
     with closing(listen(cluster.address, cluster.index)) as server:
+        monitor = open_monitor(server.getsockname()[0]) if open_monitor and cluster.is_chief else None
         own = Hello(cluster.index, cluster.workers, seed, timeout_s, timeout_s, monitor=monitor, gpus=gpus)
         reply = collect(server, own) if cluster.is_chief else _ask_chief(own, deadline)
     return Agreement(reply.agreed_seed(), reply.monitor, reply.sharing_gpus)

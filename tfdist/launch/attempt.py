@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from tfdist.cluster.base import PLANNED_WORKERS, Cluster
+from tfdist.cluster.base import ATTEMPT, PLANNED_WORKERS, Cluster
 from tfdist.cluster.ports import HOST, hold_ports
 from tfdist.launch.agent_wire import Order
-from tfdist.launch.failure import Failure, ends
+from tfdist.launch.failure import Failure, how
 from tfdist.launch.hosts import Hosts, travelling
 from tfdist.launch.output import Screen
 from tfdist.launch.pmi import PMIServer
@@ -59,17 +59,22 @@ class Outcome:
         asked_to_stop: It ended because it was asked to, with everything saved.
         interrupted_by: The signal to the launcher that ended it, if one has.
         at: When the failure came, by the monotonic clock.
+        failed_to_stop: The failure came when it was asked to stop.
+        saves: There was a training with checkpoints to go on from.
     """
 
     failure: "Failure | None"
     asked_to_stop: bool
     interrupted_by: "int | None"
     at: float
+    failed_to_stop: bool = False
+    saves: bool = False
 
 
 def run_attempt(
     job: Job,
     number: int,
+    restarts: int,
     lost_s: float,
     screen: Screen,
     logs: "Sequence[BinaryIO] | None",
@@ -83,7 +88,8 @@ def run_attempt(
 
     Args:
         job: What to run.
-        number: How often the job was started before.
+        number: Which attempt this is, from 0.
+        restarts: How many of those before have failed.
         lost_s: Seconds that failures have cost so far.
         screen: Where messages go.
         logs: A file for each worker's output.
@@ -117,7 +123,7 @@ def run_attempt(
                 return Outcome(error.as_failure(time.monotonic() - began), False, None, time.monotonic())
             if interrupted_by is not None:
                 return Outcome(None, False, interrupted_by, time.monotonic())
-            addresses, here = tuple(worker.address for worker in started), job.hosts.own_address()
+            addresses, here = tuple(worker.address for worker in started), job.hosts.own_address(places)
         monitor = Monitor(addresses, host=here, limits=job.limits)
         stack.callback(monitor.close)
         held_ports.close()
@@ -128,10 +134,11 @@ def run_attempt(
             told = {
                 "TF_CONFIG": Cluster(addresses, index, "tfdist launch").tf_config(),
                 "TFDIST_MONITOR": monitor.address,
-                "TFDIST_RESTARTS": str(number),
+                ATTEMPT: str(number),
+                "TFDIST_RESTARTS": str(restarts),
                 "TFDIST_LOST_SECONDS": f"{lost_s:.3f}",
                 "TFDIST_PLACE": str(places[index]),
-                PLANNED_WORKERS: str(job.workers),
+                PLANNED_WORKERS: str(job.workers) if workers < job.workers else "",
                 "PYTHONUNBUFFERED": "1",
                 **(server.environment(index) if server else {}),
             }
@@ -165,12 +172,23 @@ def run_attempt(
                 code=failed.poll() or 0,
                 why=supervisor.why,
                 last_lines=tuple(line.decode(errors="replace") for line in failed.tail),
-                others=ends([(worker.index, worker.poll() or 0) for worker in started if worker is not failed]),
+                others={
+                    worker.index: "killed" if worker.index in supervisor.killed else how(worker.poll() or 0)
+                    for worker in started
+                    if worker is not failed
+                },
                 step=None if steps is None else steps[1],
                 after_s=supervisor.failed_at - began,
                 at=time.time() - (time.monotonic() - supervisor.failed_at),
             )
-    return Outcome(failure, supervisor.asked_to_stop, supervisor.interrupted_by, supervisor.failed_at)
+    return Outcome(
+        failure,
+        supervisor.asked_to_stop,
+        supervisor.interrupted_by,
+        supervisor.failed_at,
+        supervisor.failed_to_stop,
+        monitor.saves,
+    )
 
 
 def _cores(index: int, each: int) -> set[int]:

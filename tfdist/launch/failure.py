@@ -2,11 +2,12 @@
 
 import json
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tfdist.errors import EXIT_REQUEUE
+from tfdist.launch.output import Screen
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,28 @@ class Failure:
         return {"event": "failure", **asdict(self)}
 
 
-def append(file: Path, event: Mapping[str, object]) -> None:
-    """Adds an event to a file of JSON lines."""
-    with open(file, "a", encoding="utf8") as stream:
-        stream.write(json.dumps(event) + "\n")
+class EventLog:
+    """A file of JSON lines, one for each event.
+
+    Args:
+        file: The file; None for none.
+        screen: Is told, once, where the file cannot be written: that must not end the job.
+    """
+
+    def __init__(self, file: "Path | None", screen: Screen) -> None:
+        self._file = file
+        self._screen = screen
+
+    def append(self, event: Mapping[str, object]) -> None:
+        """Adds an event."""
+        if self._file is None:
+            return
+        try:
+            with open(self._file, "a", encoding="utf8") as stream:
+                stream.write(json.dumps(event) + "\n")
+        except OSError as error:
+            self._screen.note(f"tfdist launch: no more events in {self._file}: {error.strerror or error}".encode())
+            self._file = None
 
 
 def how(code: int) -> str:
@@ -63,8 +82,3 @@ def how(code: int) -> str:
     except ValueError:
         name = f"signal {-code}"  # a real-time signal
     return f"ended by {name}" + (" (is the memory full?)" if name == "SIGKILL" else "")
-
-
-def ends(workers: Sequence[tuple[int, int]]) -> dict[int, str]:
-    """Returns how each of some workers has ended, given as pairs of index and exit code."""
-    return {index: how(code) for index, code in workers}

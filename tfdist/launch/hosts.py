@@ -7,7 +7,7 @@ import shlex
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tfdist.cluster.address import shorten
@@ -130,15 +130,18 @@ class Hosts:
         if self.address is not None:
             _check_address(self.address)
 
-    def own_address(self) -> str:
+    def own_address(self, places: Sequence[int]) -> str:
         """Returns the address of this machine at which the hosts reach it.
+
+        Args:
+            places: The places that take part; the address is that towards the first one's host.
 
         Raises:
             UsageError: If it cannot be found out.
         """
         if self.address is not None:
             return self.address
-        name = self.hosts[0].name
+        name = self.of_workers()[places[0]].name
         try:
             return address_towards(name.strip("[]"))
         except OSError as error:

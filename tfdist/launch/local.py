@@ -1,29 +1,27 @@
 """`tfdist launch`: a job of several workers, on this machine or on hosts that ssh reaches."""
 
 import os
-import signal
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
 from tfdist.cluster.address import shorten
 from tfdist.cluster.mpi import is_installed
-from tfdist.errors import EXIT_DONE, EXIT_FAILED, EXIT_REQUEUE, EXIT_WRONG_USE, UsageError
-from tfdist.launch.attempt import Job, Outcome, run_attempt
-from tfdist.launch.failure import Failure, append
+from tfdist.errors import UsageError
+from tfdist.launch.attempt import Job
+from tfdist.launch.failure import EventLog
 from tfdist.launch.health import HealthCheck
 from tfdist.launch.hosts import Hosts, check_options, listed
 from tfdist.launch.logs import open_logs
 from tfdist.launch.output import Screen
 from tfdist.launch.policy import Places, RestartBudget, RestartPolicy
+from tfdist.launch.restarts import Restarts
 from tfdist.launch.signals import CaughtSignals
-from tfdist.liveness import Limits, Monitor
+from tfdist.liveness import Limits
 
 _EVENTS = "events.jsonl"
-_TICK_S = 0.05
 
 
 def launch(
@@ -104,170 +102,11 @@ def launch(
         targets = None if hosts is None else [host.rsh_target for host in hosts.of_workers()]
         health = HealthCheck(health_check, targets)
         stack.callback(health.close)
-        code = _Restarts(job, RestartBudget(policy), places, health, screen, logs, caught, events).run()
+        code = Restarts(
+            job, RestartBudget(policy), places, health, screen, logs, caught, EventLog(events, screen)
+        ).run()
         screen.close()
     return code
-
-
-class _Restarts:
-    """Runs attempt after attempt, and tells of each failure."""
-
-    def __init__(
-        self,
-        job: Job,
-        budget: RestartBudget,
-        places: Places,
-        health: HealthCheck,
-        screen: Screen,
-        logs: "Sequence[BinaryIO] | None",
-        caught: CaughtSignals,
-        events: "Path | None",
-    ) -> None:
-        self._job = job
-        self._budget = budget
-        self._places = places
-        self._health = health
-        self._grows = False
-        self._screen = screen
-        self._logs = logs
-        self._caught = caught
-        self._events = events
-        self._last: Outcome | None = None
-        self._began = self._attempt_began = time.monotonic()
-        self._lost_s = 0.0
-        self._repeated = 0
-
-    def run(self) -> int:
-        """Returns the exit code of the job."""
-        while True:
-            if number := self._wait(self._ask_places()):
-                return _interrupted(number)
-            active = self._places.active
-            self._attempt_began = time.monotonic()
-            self._grows = False
-            outcome = run_attempt(
-                self._job,
-                self._budget.total,
-                self._lost_s,
-                self._screen,
-                self._logs,
-                self._caught,
-                places=active,
-                on_training=self._trains,
-                on_tick=self._look_for_places,
-            )
-            if outcome.asked_to_stop and self._grows and outcome.interrupted_by is None:
-                continue
-            failure = outcome.failure
-            if failure is None or outcome.interrupted_by is not None:
-                self._sum_up()
-                return _code(outcome)
-            progress = self._budget.progressed(failure.step)
-            wait_s = None
-            if failure.code != EXIT_WRONG_USE:
-                wait_s = self._budget.wait_s(time.monotonic())
-            self._tell(failure, restarts=wait_s is not None)
-            if wait_s is not None and self._places.failed(active[failure.worker], time.monotonic(), progress=progress):
-                self._note(f"place {active[failure.worker]} has failed twice in a row, and is left out for a while")
-            if wait_s is None:
-                return _code(outcome)
-            until = outcome.at + wait_s
-            if number := self._wait(lambda until=until: time.monotonic() >= until):
-                return _interrupted(number)
-            self._last = outcome
-            self._lost_s += time.monotonic() - outcome.at
-
-    def _ask_places(self) -> Callable[[], bool]:
-        """Returns a function that says whether all places have been looked at; it leaves out those not well."""
-        unknown = set(self._places.active)
-
-        def known() -> bool:
-            for place in sorted(unknown):
-                well = self._health.look(place)
-                if well is None:
-                    continue
-                unknown.remove(place)
-                if not well and self._places.unwell(place, time.monotonic()):
-                    self._note(f"place {place} is not well (--health_check), and is left out for a while")
-            return not unknown
-
-        return known
-
-    def _look_for_places(self, monitor: Monitor) -> None:
-        """Lets the job stop, to be started with more workers, when a place that was left out is well again."""
-        for place in self._places.due(time.monotonic()):
-            well = self._health.look(place)
-            if well is False:
-                self._places.unwell(place, time.monotonic())
-            elif well and monitor.ask_to_stop(f"place {place} is back"):
-                self._places.back(place)
-                self._grows = True
-
-    def _tell(self, failure: Failure, *, restarts: bool) -> None:
-        """Prints the failing worker's last lines, and what comes next; the last thing printed is what matters most."""
-        log = f" (all of it: {self._logs[failure.worker].name})" if self._logs else ""
-        self._note(f"{failure.headline}. Its last lines{log}:")
-        for line in failure.last_lines:
-            self._screen.line(failure.worker, line.encode())
-        if self._events is not None:
-            append(self._events, {**failure.as_event(), "restarts": restarts})
-        if not restarts:
-            return
-        for worker, how in failure.others.items():
-            self._note(f"worker {worker} was ended by that, {how}")
-        policy = self._budget.policy
-        self._note(
-            f"restart {self._budget.total} of the job, on new ports (without progress: {self._budget.spent} of "
-            f"{policy.max_restarts} within {policy.window_s:g} s)"
-        )
-
-    def _trains(self, step: int) -> None:
-        """Is told that training has begun, at `step`."""
-        if self._last is None:
-            return
-        failure, lost_s = self._last.failure, time.monotonic() - self._last.at
-        repeated = max(0, (failure.step or 0) - step)
-        self._repeated += repeated
-        self._note(f"training goes on from step {step}: {repeated} step(s) are repeated, {lost_s:.1f} s were lost")
-        if self._events is not None:
-            start_s = time.monotonic() - self._attempt_began
-            seconds = {"lost_s": round(lost_s, 3), "start_s": round(start_s, 3)}
-            append(self._events, {"event": "resumed", "step": step, "repeated_steps": repeated, **seconds})
-
-    def _sum_up(self) -> None:
-        """Says what the failures have cost, at the end of a job that had some."""
-        if self._budget.total:
-            took_s = time.monotonic() - self._began
-            self._note(
-                f"{self._budget.total} restart(s): {self._repeated} step(s) were repeated, and {self._lost_s:.1f} s of "
-                f"{took_s:.1f} s went by between failures and new starts"
-            )
-
-    def _wait(self, over: Callable[[], bool]) -> "int | None":
-        """Waits until it is over; returns the signal that ends the job meanwhile, if one does."""
-        while not over():
-            if caught := self._caught.take():
-                return caught[0]
-            time.sleep(_TICK_S)
-        return None
-
-    def _note(self, text: str) -> None:
-        self._screen.note(f"tfdist launch: {text}".encode())
-
-
-def _code(outcome: Outcome) -> int:
-    """Returns the exit code of a job that ends with this attempt."""
-    failure = outcome.failure
-    if failure is not None:
-        return EXIT_WRONG_USE if failure.code == EXIT_WRONG_USE else EXIT_FAILED
-    if outcome.asked_to_stop:
-        return EXIT_REQUEUE
-    return EXIT_DONE if outcome.interrupted_by is None else 128 + outcome.interrupted_by
-
-
-def _interrupted(number: int) -> int:
-    """Returns the exit code of a job that gets a signal while no worker runs, so that nothing is lost."""
-    return EXIT_REQUEUE if number == signal.SIGTERM else 128 + number
 
 
 def _check(workers: int, command: Sequence[str], mpi: bool, pin: int | None) -> None:

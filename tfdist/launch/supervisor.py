@@ -15,9 +15,12 @@ from tfdist.liveness import Monitor, Verdict
 TERMINATE_GRACE_S = 5.0
 """How long the other workers may take to end after one has failed, before they are killed."""
 INTERRUPT_GRACE_S = 30.0
-"""How long the workers may take to end after SIGINT, SIGTERM or SIGHUP; enough for a last checkpoint."""
-_SAVE_GRACE_S = 60.0
+"""How long the workers may take to end after SIGINT, SIGTERM or SIGHUP."""
+SAVE_GRACE_S = 600.0
+"""How much longer a worker may take that writes a checkpoint, or has agreed to do so."""
 _SETTLE_S = 1.0
+_SILENT_S = 2.5
+_LEAVE_S = 2.0
 _TICK_S = 0.05
 
 _CONSEQUENCE = re.compile(
@@ -44,6 +47,8 @@ class Supervisor:
         interrupted_by: The signal to this process that ended the attempt.
         failed_at: When the first failure was seen, by the monotonic clock.
         asked_to_stop: Whether workers ended because they were asked to, with everything saved.
+        killed: The workers that were killed here.
+        failed_to_stop: Whether the failure came when the attempt was asked to stop: not everything is saved.
     """
 
     def __init__(
@@ -71,6 +76,10 @@ class Supervisor:
         self.first_failed: WorkerProcess | None = None
         self.why: str | None = None
         self.asked_to_stop = False
+        self.failed_to_stop = False
+        self.killed: set[int] = set()
+        self._agreed = self._forced = False
+        self._waited_at: dict[int, float] = {}
 
     def run(self) -> None:
         """Returns when all workers have ended; then the attributes say how."""
@@ -92,7 +101,7 @@ class Supervisor:
                 self._screen.flush()
                 if self._screen.broken and not self._stopping:  # as a pipeline ends whose last part has ended
                     self.interrupted_by = signal.SIGPIPE
-                    self._stop(signal.SIGTERM, TERMINATE_GRACE_S)
+                    self._stop(signal.SIGTERM, TERMINATE_GRACE_S, told=False)
 
     def _collect_ended(self) -> None:
         for worker in list(self._running):
@@ -103,16 +112,33 @@ class Supervisor:
             worker.drain()
             # SIGTERM asks to stop also where Python has not come to its handler.
             untrained = code == -signal.SIGTERM and not self._stopping and worker.index not in self._trained()
-            stops = code == EXIT_REQUEUE or untrained
-            if stops and not self._failed:
+            if (code == EXIT_REQUEUE or untrained) and not self._failed:
                 if not self.asked_to_stop and not self._stopping:
                     # The others have agreed to stop too; those that are not in training do not know of it.
                     self._terminate_at = time.monotonic() + TERMINATE_GRACE_S
-                    self._kill_all_at = time.monotonic() + INTERRUPT_GRACE_S
-                self.asked_to_stop = True
-            elif code != 0 and not self._stopping and not self.asked_to_stop:
+                    self._give(INTERRUPT_GRACE_S)
+                self.asked_to_stop = not self._forced
+            elif self._fails(worker, code):
                 self.failed_at = self.failed_at or time.monotonic()
                 self._failed.append(worker)
+
+    def _fails(self, worker: WorkerProcess, code: int) -> bool:
+        """Whether this end of a worker is a failure of the attempt."""
+        if code == 0 or self.first_failed is not None or self._forced:
+            return False
+        if not self._stopping and not self.asked_to_stop:
+            return True
+        if not self._stops_in_order:
+            return False  # a program may answer a signal with any exit code
+        seen = self._monitor.seen()[worker.index]
+        loses = seen.failed is not None or (code < 0 and seen.matters and seen.beat.done > 0)
+        self.failed_to_stop |= loses
+        return loses
+
+    @property
+    def _stops_in_order(self) -> bool:
+        """Whether the workers that train stop at a step that all have agreed on, and save."""
+        return (self._agreed or self.asked_to_stop) and self.first_failed is None and not self._forced
 
     def _stop_if_failed(self) -> None:
         """After a failure, finds the worker that failed on its own, and ends the others.
@@ -121,7 +147,7 @@ class Supervisor:
         while to end, one of them can be gone before it. So one that died of a lost connection counts as the
         first to fail only if no other follows within a second, and none misses heartbeats.
         """
-        if self._stopping or not self._failed:
+        if self.first_failed is not None or not self._failed:
             return
         own_fault = [
             worker for worker in self._failed if worker.lost or not _CONSEQUENCE.search(b"\n".join(worker.tail))
@@ -134,7 +160,12 @@ class Supervisor:
             self._blame(self._failed[0])
 
     def _stop_if_hung(self) -> None:
-        if not self._stopping and not self.asked_to_stop and self._monitor.verdict is not None:
+        if self._monitor.verdict is None or self.first_failed is not None:
+            return
+        if self._stops_in_order:
+            self.failed_to_stop = True
+            self._obey(self._monitor.verdict)
+        elif not self._stopping:
             self._obey(self._monitor.verdict)
 
     def _obey(self, verdict: Verdict) -> None:
@@ -150,7 +181,7 @@ class Supervisor:
         self.failed_at = self.failed_at or time.monotonic()
         seen = next(seen for seen in self._monitor.seen() if seen.index == worker.index)
         self._monitor.condemn(Verdict("lost", (worker.index,), f"{seen.label} has failed"))
-        self._stop(signal.SIGTERM, TERMINATE_GRACE_S)
+        self._stop(signal.SIGTERM, TERMINATE_GRACE_S, told=True)
 
     def _tell_of_training(self) -> None:
         if self._on_training is not None and (steps := self._monitor.steps()) is not None:
@@ -162,33 +193,50 @@ class Supervisor:
         if self._stopping:
             self._screen.note(b"tfdist launch: %s: killing the workers" % name)
             self._kill_at = self._kill_all_at = 0.0
+            self.interrupted_by = self.interrupted_by or number
+            self._forced, self.asked_to_stop = True, False
             return
         self._screen.note(b"tfdist launch: passing %s on to the workers; a second one kills them" % name)
         self.interrupted_by = number
         if self._failed:
             self.first_failed = self._failed[0]
-        self._stop(number, INTERRUPT_GRACE_S)
+        # Who has sent it may have sent it to the workers too, and they take a second one as a wish to end at once.
+        self._agreed = number == signal.SIGTERM and self._monitor.ask_to_stop("the launcher got SIGTERM")
+        self._stop(number, INTERRUPT_GRACE_S, told=self._agreed)
 
-    def _stop(self, number: int, grace_s: float) -> None:
+    def _stop(self, number: int, grace_s: float, *, told: bool) -> None:
+        """Ends the workers.
+
+        Args:
+            number: The signal for them.
+            grace_s: After these seconds they are killed.
+            told: Whether those in training know of it already, and end by themselves.
+        """
         self._stopping = True
+        self._give(grace_s)
+        self._send(number, but=self._in_training() if told else set())
+
+    def _give(self, grace_s: float) -> None:
         self._kill_at = time.monotonic() + grace_s
-        self._kill_all_at = self._kill_at + _SAVE_GRACE_S
-        # Those that take part in a training that has failed have been told, and end by themselves.
-        leaving = self._in_training() if self.first_failed is not None else set()
-        for worker in self._running:
-            if worker.index not in leaving:
-                worker.signal(number)
+        self._kill_all_at = self._kill_at + SAVE_GRACE_S
 
     def _end_those_left(self) -> None:
         now = time.monotonic()
         if now >= self._terminate_at:
             self._terminate_at = float("inf")
-            for worker in self._running:
-                worker.signal(signal.SIGTERM)
-        saving = self._saving() if self._kill_at <= now < self._kill_all_at else set()
+            told = self._monitor.ask_to_stop("another worker has stopped")
+            self._send(signal.SIGTERM, but=self._in_training() if told else set())
+        if now >= self._kill_at:
+            for index in self._worth_waiting_for() if now < self._kill_all_at else ():
+                self._waited_at[index] = now
+            waiting = {index for index, at in self._waited_at.items() if now < min(at + _LEAVE_S, self._kill_all_at)}
+            self.killed.update(worker.index for worker in self._running if worker.index not in waiting)
+            self._send(signal.SIGKILL, but=waiting)
+
+    def _send(self, number: int, *, but: set[int]) -> None:
         for worker in self._running:
-            if now >= self._kill_all_at or (now >= self._kill_at and worker.index not in saving):
-                worker.signal(signal.SIGKILL)
+            if worker.index not in but:
+                worker.signal(number)
 
     def _trained(self) -> set[int]:
         """Returns the workers that have taken part in training."""
@@ -197,10 +245,11 @@ class Supervisor:
     def _in_training(self) -> set[int]:
         return {seen.index for seen in self._monitor.seen() if seen.matters and seen.connected}
 
-    def _saving(self) -> set[int]:
-        """Returns the workers that still write a checkpoint, which must not be in vain."""
+    def _worth_waiting_for(self) -> set[int]:
+        """Returns the workers that write a checkpoint, or come to the step after which they do so."""
+        alive = [seen for seen in self._monitor.seen() if seen.connected and seen.silent_s < _SILENT_S]
         return {
             seen.index
-            for seen in self._monitor.seen()
-            if seen.matters and seen.connected and seen.beat.phase == "save" and seen.silent_s < _SETTLE_S
+            for seen in alive
+            if seen.beat is not None and (seen.beat.writes or (self._stops_in_order and seen.matters))
         }

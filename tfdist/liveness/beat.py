@@ -41,6 +41,7 @@ class Beat:
         begun: Calls of the compiled loops begun so far (see `Stops`).
         done: Calls that have come back.
         saves: Whether it would save before it stops.
+        writes: Whether it writes a checkpoint, perhaps while it trains.
     """
 
     phase: str = "outside"
@@ -51,6 +52,7 @@ class Beat:
     begun: int = 0
     done: int = 0
     saves: bool = False
+    writes: bool = False
 
     @property
     def waits(self) -> bool:
@@ -87,7 +89,8 @@ class Beat:
         )
         if not well_formed:
             return None
-        return cls(phase, whole[0], whole[1], *map(float, seconds), *whole[2:], message.get("saves") is True)
+        said = [message.get(name) is True for name in ("saves", "writes")]
+        return cls(phase, whole[0], whole[1], *map(float, seconds), *whole[2:], *said)
 
 
 def is_count(value: Any) -> bool:

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tfdist.cluster.address import split_address
 from tfdist.liveness.beat import Beat, Lines, is_count, to_line
 from tfdist.liveness.judge import Limits, Seen, Verdict, judge, suspect
 
@@ -50,20 +49,26 @@ class Monitor:
 
     It runs in the launcher where there is one, which outlives every worker; else in worker 0.
 
+    Attributes:
+        saves: Whether a training of the job has had checkpoints to go on from.
+
     Args:
         workers: The workers' addresses, for messages.
-        host: The address to listen on; only the job's workers know the port and the token.
+        host: The IP to listen on; only the job's workers know the port and the token.
+        name: What the workers call that IP; None for itself.
         limits: How patient it is. A worker that was given a limit of its own sets it for all.
     """
 
-    def __init__(self, workers: Sequence[str], *, host: str, limits: "Limits | None" = None) -> None:
+    def __init__(
+        self, workers: Sequence[str], *, host: str, name: "str | None" = None, limits: "Limits | None" = None
+    ) -> None:
         self.limits = limits or Limits()
         self._workers = [_Worker(name) for name in workers]
         self._token = secrets.token_hex(16)
         self._verdict: Verdict | None = None
-        self._stopping = False
-        self._stop_after: int | None = None
+        self._stop: dict[str, Any] | None = None
         self._asked: str | None = None
+        self.saves = False
         self._connections: list[_Connection] = []
         self._lock = threading.Lock()
         self._closed = self._failed_by_others = False
@@ -71,7 +76,8 @@ class Monitor:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._server = socket.create_server((host, 0), family=family, backlog=max(128, len(workers)))
         self._server.setblocking(False)
-        shown = f"[{host}]" if ":" in host else host
+        name = name or host
+        shown = f"[{name}]" if ":" in name else name
         self.address = f"{shown}:{self._server.getsockname()[1]}/{self._token}"
         self._thread = threading.Thread(target=self._run, name="tfdist-monitor", daemon=True)
         self._thread.start()
@@ -207,6 +213,8 @@ class Monitor:
             self._tell(connection, {"type": "welcome", "hang_timeout": self.limits.hang_timeout})
             if self._verdict is not None:
                 self._tell(connection, self._verdict.to_message())
+            if self._asked is not None:
+                self._tell(connection, self._stop or {"type": "hold"})
         return True
 
     def _take(self, connection: _Connection, message: dict[str, Any]) -> None:
@@ -219,6 +227,7 @@ class Monitor:
                 if worker.first_step is None and beat.phase in ("trace", "first", "step"):
                     worker.first_step = beat.step
                 worker.beat = beat
+                self.saves |= beat.saves
                 if beat.in_training:
                     worker.failed = None
         elif kind == "failed":
@@ -234,18 +243,20 @@ class Monitor:
             self._tell_all({"type": "hold"})
         elif kind == "held" and is_count(message.get("begun")) and is_count(message.get("done")):
             worker.held = message["begun"], message["done"]
-        if self._asked is not None and self._stop_after is None:
-            self._agree()
+        self._agree()
 
     def _agree(self) -> None:
-        """Finds the call after which all stop, when every worker has told how many it has begun."""
+        """Finds the call after which all stop, where asked for, when all have told how many they have begun."""
+        if self._asked is None or self._stop is not None:
+            return
         here = [worker for worker in self._workers if worker.connection is not None and not worker.left]
         if not here or any(worker.held is None for worker in here):
             return
-        self._stop_after = max(worker.held[0] for worker in here)
+        after = max(worker.held[0] for worker in here)
         # Where no call has come back on any worker, all is as the last checkpoint has it.
         nothing_done = all(worker.held[1] == 0 for worker in here)
-        self._tell_all({"type": "stop", "after": self._stop_after, "at_once": nothing_done, "why": self._asked})
+        self._stop = {"type": "stop", "after": after, "at_once": nothing_done, "why": self._asked}
+        self._tell_all(self._stop)
 
     def _judge(self) -> None:
         if self._verdict is None:
@@ -273,8 +284,7 @@ class Monitor:
                 worker = self._workers[connection.index]
                 if worker.connection is connection:
                     worker.connection = None
-                if self._asked is not None and self._stop_after is None:
-                    self._agree()
+                self._agree()
 
     def _drop_strangers(self, selector: selectors.BaseSelector) -> None:
         strangers = [connection for connection in self._connections if connection.index is None]
@@ -282,8 +292,3 @@ class Monitor:
         for place, stranger in enumerate(strangers):
             if place < too_many or time.monotonic() - stranger.since > _HELLO_S:
                 self._drop(stranger, selector)
-
-
-def listening_host(address: str) -> str:
-    """Returns the host of a worker's address, to listen on."""
-    return split_address(address)[0]

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from tfdist.cluster.sockets import connect
 from tfdist.errors import EXIT_FAILED, EXIT_REQUEUE, PeerError
@@ -19,9 +19,21 @@ from tfdist.liveness.stops import Stops
 
 _CONNECT_S = 10.0
 _LEAVE_S = 1.0
-_LAST_WORK_S = 30.0
+LAST_WORK_S = 120.0
+"""How long a process that is to be ended may write what must not be lost."""
 _AT_ONCE_S = 2.0
 _VERDICT_S = 1.0
+
+
+class Work(Protocol):
+    """What must not be lost where a process is ended."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether it is being done."""
+
+    def wait(self, timeout_s: "float | None" = None) -> None:
+        """Returns when it is done, or after a time."""
 
 
 class Pulse:
@@ -55,10 +67,11 @@ class Pulse:
         self._moved_at = time.monotonic()
         self._stage: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._last_seen: Any = None
-        self._before_exit: list[Callable[[], None]] = []
+        self._work: list[Work] = []
         self._ended = threading.Event()
         self._judged = threading.Event()
         self._verdict: Verdict | None = None
+        self._ending = False
         if monitor is not None:
             self._connect(monitor, hang_timeout)
 
@@ -66,9 +79,9 @@ class Pulse:
         """Sets where the progress within a step is read: a count that grows, and the stage."""
         self._stage = read
 
-    def before_exit(self, finish: "Callable[[], None]") -> None:
-        """Has `finish` called before this process is ended, for what must not be lost; it gets half a minute."""
-        self._before_exit.append(finish)
+    def finish_before_exit(self, work: Work) -> None:
+        """Lets `work` come to its end before this process is ended; it gets `LAST_WORK_S` seconds."""
+        self._work.append(work)
 
     def moved(self) -> None:
         """Tells that something has come forward."""
@@ -143,7 +156,9 @@ class Pulse:
         if (count, stage) != self._last_seen:
             self._last_seen, self._moved_at = (count, stage), now
         begun, done = self.stops.counts
-        return Beat(self._phase, self._step, stage, now - self._moved_at, self._slowest_s, begun, done, self.saves)
+        writes = self._phase == "save" or any(work.busy for work in self._work)
+        still_s, slowest_s = now - self._moved_at, self._slowest_s
+        return Beat(self._phase, self._step, stage, still_s, slowest_s, begun, done, self.saves, writes)
 
     def close(self) -> None:
         """Says goodbye: this process goes on without the others, or ends well."""
@@ -228,7 +243,7 @@ class Pulse:
     def _leave_at_once(self) -> None:
         """Ends this process where training has not come to its first step, which may take minutes."""
         time.sleep(_AT_ONCE_S)
-        if self._phase != "outside":
+        if self._phase != "outside" and self.stops.counts[1] == 0:
             say("no step was done since the last checkpoint, so there is nothing to save")
             exit_now(EXIT_REQUEUE)
 
@@ -245,20 +260,21 @@ class Pulse:
         )
 
     def _obey(self, verdict: Verdict) -> None:
-        """Ends this process: a job that has lost a worker cannot go on."""
-        self._verdict = verdict
+        """Begins to end this process, once: a job that has lost a worker cannot go on."""
+        self._verdict = self._verdict or verdict
         self._judged.set()
-        if self._phase == "outside":
-            return
+        if self._phase != "outside" and not self._ending:
+            self._ending = True
+            threading.Thread(target=self._end, args=(verdict,), name="tfdist-end", daemon=True).start()
+
+    def _end(self, verdict: Verdict) -> None:
         say(verdict.text)
         if self._index in verdict.workers:
             say("this process is at:")
             faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
-        deadline = time.monotonic() + _LAST_WORK_S
-        for finish in self._before_exit:
-            worker = threading.Thread(target=finish, daemon=True)
-            worker.start()
-            worker.join(max(0.0, deadline - time.monotonic()))
+        deadline = time.monotonic() + LAST_WORK_S
+        for work in self._work:
+            work.wait(max(0.0, deadline - time.monotonic()))
         if verdict.kind == "lost":
             # The collective of the main thread fails by itself, and what the script does then is its own affair.
             threading.main_thread().join(_LEAVE_S)

@@ -36,9 +36,19 @@ def kept_handlers() -> Iterator[None]:
 
 
 def exit_for_requeue(number: int, frame: "FrameType | None") -> None:
-    """Handles a signal before training, where there is nothing to save: the job is to be started again."""
-    say(f"{signal.Signals(number).name} before training: nothing to save")
+    """Handles a signal outside of training, where there is nothing to save: the job is to be started again."""
+    text = f"tfdist: {signal.Signals(number).name} outside of training: nothing to save\n"
+    with contextlib.suppress(OSError):
+        os.write(2, text.encode())  # the stream may be in the middle of a line of the code that was interrupted
     raise SystemExit(EXIT_REQUEUE)
+
+
+def no_requeue() -> None:
+    """Takes `exit_for_requeue` back: a process that trains without checkpoints would begin anew each time."""
+    if threading.current_thread() is threading.main_thread():
+        for number in stop_signals():
+            if signal.getsignal(number) is exit_for_requeue:
+                signal.signal(number, signal.SIG_DFL)
 
 
 class StopSignals:

@@ -1,5 +1,6 @@
 """Checkpoints: everything that training needs to go on bit for bit, written while it goes on."""
 
+import dataclasses
 import logging
 import os
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.cluster.base import is_started_again
 from tfdist.data import Position
 from tfdist.errors import SaveError, UsageError
 from tfdist.hooks import Hook, ReplicaState
@@ -23,6 +25,7 @@ from tfdist.training.checkpoint_files import (
     read_saved,
     remove_left_overs,
     require_checkpoint,
+    set_aside,
     write_checkpoint,
 )
 from tfdist.training.hook_state import StateGatherer, restore_state, saved_shape
@@ -39,7 +42,8 @@ class Checkpoints:
     """The checkpoints of one training in one folder.
 
     Args:
-        directory: created when the first checkpoint is written. Shared by all workers.
+        directory: created when the first checkpoint is written. Shared by all workers. Checkpoints of an earlier
+            training that this one does not go on from are moved into a folder of their own in it.
         model: the model; built, with a built optimizer, before `save` and `restore`.
         strategy: the strategy. Every worker calls `save` and `restore`; the chief writes.
         hook: its state is saved too.
@@ -71,7 +75,8 @@ class Checkpoints:
         self._writer = Writer()
         self._identity: tuple[int, int] | None = None
         self._last: Path | None = None
-        pulse_of(strategy).before_exit(self._writer.wait)
+        self._goes_on = False
+        pulse_of(strategy).finish_before_exit(self._writer)
         self._model = model
         self._strategy = strategy
         self._hook = hook
@@ -131,6 +136,8 @@ class Checkpoints:
         if self._identity is None:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._identity = identity_of(self.directory)
+            if not self._goes_on and (aside := set_aside(self.directory)) is not None:
+                _log.warning("the checkpoints of an earlier training in %s are now in %s", self.directory, aside)
         elif self._last is not None and self._last.is_dir():
             self._identity = identity_of(self.directory)  # a disk that was mounted anew has another one
         folder = write_checkpoint(self.directory, step, position, values, keep=self.keep, identity=self._identity)
@@ -149,7 +156,8 @@ class Checkpoints:
         the log and the one before it is used. Every worker restores the checkpoint that the chief chose.
 
         Args:
-            resume: "auto" (where there is one), "must" (or fail), "never".
+            resume: "auto" (where there is one), "must" (or fail), "never" (but a job that the launcher has started
+                again goes on).
 
         Returns:
             What was restored, or None where nothing was.
@@ -159,12 +167,14 @@ class Checkpoints:
         """
         if resume not in RESUME:
             raise UsageError(f"resume={resume!r}: choose one of {', '.join(RESUME)}")
-        if resume == "never":
+        if resume == "never" and not is_started_again():
             return None
         found = self.newest()
         if is_chief(self._strategy):
             remove_left_overs(self.directory)
         step = broadcast_int(self._strategy, -1 if found is None else found.step)
+        # Another worker's view of a shared folder may be older, and all have to do the same.
+        evaluation_due = broadcast_int(self._strategy, int(found is not None and found.evaluation_due))
         if step < 0:
             if resume == "must":
                 require_checkpoint(self.directory)
@@ -188,8 +198,9 @@ class Checkpoints:
         reader = tf.train.load_checkpoint(str(saved.path / STATE))
         for i, state in enumerate(states):
             restore_state(self._strategy, state, reader.get_tensor(_hook_key(i) + _VALUE))
+        self._goes_on = True
         _log.info("resumed from %s at step %d", saved.path, saved.step)
-        return saved
+        return dataclasses.replace(saved, evaluation_due=bool(evaluation_due))
 
     def newest(self) -> "Saved | None":
         """Returns the newest whole checkpoint; names damaged ones in the log."""

@@ -76,7 +76,7 @@ def write_checkpoint(
     """
     _require_identity(directory, identity)
     final = directory / f"step-{step:08d}"
-    if final.exists() and _damage(final) is None:
+    if final.exists() and read_saved(final) is not None:
         return final
     remove_left_overs(directory)
     temporary = Path(tempfile.mkdtemp(prefix=f".step-{step:08d}-", dir=directory))
@@ -84,7 +84,7 @@ def write_checkpoint(
         _write_values(temporary / STATE, values)
         meta = {"step": step, "position": position.to_json(), "files": _digests(temporary)}
         (temporary / _META).write_text(json.dumps(meta, indent=1), encoding="utf8")
-        for file in temporary.iterdir():
+        for file in (*temporary.iterdir(), temporary):
             _sync(file)
         os.chmod(temporary, 0o755)
         _require_identity(directory, identity)
@@ -129,6 +129,20 @@ def remove_left_overs(directory: Path) -> None:
         shutil.rmtree(left_over, ignore_errors=True)
 
 
+def set_aside(directory: Path) -> "Path | None":
+    """Moves the checkpoints of an earlier training into a folder of their own; returns it, or None for none."""
+    found = _folders(directory)
+    if not found:
+        return None
+    number = 1
+    while (aside := directory / f"earlier-{number}").exists():
+        number += 1
+    aside.mkdir()
+    for folder in found:
+        folder.rename(aside / folder.name)
+    return aside
+
+
 def _write_values(prefix: Path, values: Mapping[str, tf.Tensor]) -> None:
     try:
         with tf.device("CPU:0"):
@@ -141,10 +155,10 @@ def _write_values(prefix: Path, values: Mapping[str, tf.Tensor]) -> None:
 def newest_checkpoint(directory: "str | os.PathLike") -> "Saved | None":
     """Returns the newest whole checkpoint in `directory`; names damaged ones in the log. Touches no device."""
     for folder in reversed(_folders(Path(directory))):
-        damage = _damage(folder)
-        if damage is None:
-            return read_saved(folder)
-        _log.warning("checkpoint %s is damaged (%s); the one before it is used", folder, damage)
+        found = _inspect(folder)
+        if isinstance(found, Saved):
+            return found
+        _log.warning("checkpoint %s is damaged (%s); the one before it is used", folder, found)
     return None
 
 
@@ -170,17 +184,24 @@ def _folders(directory: Path) -> list[Path]:
     return [path for _, path in sorted(found)]
 
 
-def _damage(folder: Path) -> "str | None":
-    """Says what is wrong with a checkpoint, or None."""
+def read_saved(folder: Path) -> "Saved | None":
+    """Returns what a checkpoint says; None where it is damaged."""
+    found = _inspect(folder)
+    return found if isinstance(found, Saved) else None
+
+
+def _inspect(folder: Path) -> "Saved | str":
+    """Returns what a checkpoint says, or what is wrong with it."""
     try:
         meta = json.loads((folder / _META).read_text(encoding="utf8"))
-        expected = meta["files"]
-        Position.from_json(meta["position"])
-        int(meta["step"])
+        expected = dict(meta["files"])
+        saved = Saved(int(meta["step"]), Position.from_json(meta["position"]), folder)
     except FileNotFoundError:
         return f"{_META} is missing"
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return f"{_META} cannot be read: {error}"
+    if f"{STATE}.index" not in expected:
+        return f"{_META} does not name its files"
     for name, digest in expected.items():
         try:
             found = _digest(folder / name)
@@ -188,15 +209,7 @@ def _damage(folder: Path) -> "str | None":
             return f"{name} cannot be read: {error.strerror}"
         if found != digest:
             return f"{name} is not what was written"
-    return None
-
-
-def read_saved(folder: Path) -> "Saved | None":
-    """Returns what a checkpoint says; None where it is damaged."""
-    if _damage(folder) is not None:
-        return None
-    meta = json.loads((folder / _META).read_text(encoding="utf8"))
-    return Saved(int(meta["step"]), Position.from_json(meta["position"]), folder, (folder / _EVALUATION_DUE).exists())
+    return dataclasses.replace(saved, evaluation_due=(folder / _EVALUATION_DUE).exists())
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -4,6 +4,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.training.stamps import really_there
+
 
 class Marks:
     """Two numbers in the host's memory, which the compiled step writes and another thread reads.
@@ -26,8 +28,7 @@ class Marks:
             stage: a place in `tfdist.liveness.beat.STAGES`.
             after: tensors, nested.
         """
-        tensors = [t for t in tf.nest.flatten(after, expand_composites=True) if t is not None]
-        with tf.control_dependencies(tensors), tf.device("CPU:0"):
+        with tf.control_dependencies(really_there(after)), tf.device("CPU:0"):
             stage_there = tf.raw_ops.AssignVariableOp(resource=self._stage, value=tf.constant(stage, tf.int64))
             with tf.control_dependencies([] if stage_there is None else [stage_there]):
                 return tf.raw_ops.AssignAddVariableOp(resource=self._count, value=tf.constant(1, tf.int64))

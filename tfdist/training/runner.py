@@ -16,7 +16,7 @@ from tfdist import data as tfdist_data
 from tfdist.cluster.base import missing_share
 from tfdist.errors import EXIT_REQUEUE, PeerError, UsageError
 from tfdist.liveness.pulse import say
-from tfdist.liveness.signals import StopSignals
+from tfdist.liveness.signals import StopSignals, no_requeue
 from tfdist.liveness.stops import Preempted
 from tfdist.strategy import is_chief, leave_together, num_workers, pulse_of
 from tfdist.training import seams
@@ -284,6 +284,8 @@ class Runner:
         layout = layout_of(feed)
         batch = input_there = None
         fetching = time.time()
+        if self._save_on_stop is None:
+            no_requeue()
         pulse.stops.begin()
         if feed.may_end:
             # Only the batch itself tells whether the data has ended, so batches are fetched one by one.

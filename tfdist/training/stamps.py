@@ -9,22 +9,32 @@ import tensorflow as tf
 def stamp(after: Any) -> tf.Tensor:
     """Returns the time at which all of `after` was there, as a float64 scalar: seconds since 1970.
 
-    It costs one small operation. Operations of a GPU count as done when they are in its queue; there a copy of one
-    number to the host, which the queue makes last, tells when they have really ended.
+    It costs one small operation.
 
     Args:
         after: tensors, nested; may be none, which gives the time at which the step gets there.
     """
+    with tf.control_dependencies(really_there(after)), tf.device("CPU:0"):
+        return tf.timestamp()
+
+
+def really_there(after: Any) -> list[tf.Tensor]:
+    """Returns tensors to wait for, on the host: when they are there, all of `after` has really been computed.
+
+    Operations of a GPU count as done when they are in its queue; there a copy of one number to the host, which the
+    queue makes last, tells when they have ended.
+
+    Args:
+        after: tensors, nested; None among them stand for nothing.
+    """
     tensors = [t for t in tf.nest.flatten(after, expand_composites=True) if t is not None]
+    on_gpu = [tensor for tensor in tensors if "GPU" in tensor.device]
+    if not on_gpu:
+        return tensors
     with tf.control_dependencies(tensors):
-        on_gpu = [tensor for tensor in tensors if "GPU" in tensor.device]
-        if not on_gpu:
-            return tf.timestamp()
         last = tf.reshape(on_gpu[-1], [-1])[:1]
     with tf.device("CPU:0"):
-        copied = tf.identity(last)
-        with tf.control_dependencies([copied]):
-            return tf.timestamp()
+        return [tf.identity(last)]
 
 
 def held(value: Any, until: Sequence) -> Any:

@@ -41,11 +41,17 @@ class Writer:
         self._thread = threading.Thread(target=self._run, args=(work, what), name="tfdist-save", daemon=False)
         self._thread.start()
 
-    def wait(self) -> None:
-        """Returns when nothing is left to do."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+    @property
+    def busy(self) -> bool:
+        """Whether something is being written."""
+        thread = self._thread
+        return thread is not None and thread.is_alive()
+
+    def wait(self, timeout_s: "float | None" = None) -> None:
+        """Returns when nothing is left to do, or after `timeout_s` seconds."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
 
     def _run(self, work: Callable[[], None], what: str) -> None:
         if sys.platform == "linux":  # where a thread has a priority of its own
