@@ -123,6 +123,7 @@ def cluster(addresses, index):
         ('{"task": {"type": "worker", "index": 0}}', "'cluster' is missing"),
         (cluster(["127.0.0.1:1", "127.0.0.1:2"], 2), "index"),
         (cluster(["127.0.0.1:2", "127.0.0.1:2"], 0), "127.0.0.1:2"),
+        (cluster(["203.0.113.7:2", "127.0.0.1:2"], 0), "203.0.113.7 is not an address of this machine"),
     ],
 )
 def test_a_wrong_tf_config_is_exit_code_2(train, config, words):
