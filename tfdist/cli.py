@@ -113,7 +113,7 @@ def _launch(arguments: list[str]) -> int:
         metavar="NAME[=VALUE]",
         action="append",
         help="an environment variable for the workers; may be given again. Workers on hosts get PYTHONPATH and what "
-        "begins with TFDIST_, TF_, NCCL_, KERAS_, OMP_ or XLA_ by themselves, and nothing else",
+        "begins with TFDIST_, TF_, NCCL_, KERAS_, OMP_ or XLA_ by themselves, no secrets, and nothing else",
     )
     parser.add_argument(
         "--mpi",
