@@ -74,6 +74,10 @@ def _run(arguments: list[str]) -> int:
     return EXIT_DONE
 
 
+_WITH_DEFAULTS = ("max_restarts", "restart_window", "hang_timeout")
+"""Options of `tfdist launch` that are None where they are not given; what `launch` takes then is in their help."""
+
+
 def _launch(arguments: list[str]) -> int:
     from tfdist.launch import render
     from tfdist.launch.hosts import Hosts, environment_options
@@ -136,7 +140,6 @@ def _launch(arguments: list[str]) -> int:
         "--max_restarts",
         metavar="K",
         type=int,
-        default=0,
         help="start the job again after a failure, at most K times without progress between (default: 0)",
     )
     parser.add_argument(
@@ -154,14 +157,12 @@ def _launch(arguments: list[str]) -> int:
         "--restart_window",
         metavar="SECONDS",
         type=float,
-        default=3600.0,
         help="restarts that are longer ago do not count (default: 3600)",
     )
     parser.add_argument(
         "--hang_timeout",
         metavar="SECONDS",
         type=float,
-        default=30.0,
         help="a worker that is silent, or whose step does not move, for so long has failed (default: 30)",
     )
     render.add_options(parser)
@@ -194,13 +195,11 @@ def _launch(arguments: list[str]) -> int:
         pin=options.pin,
         log_dir=options.log_dir,
         start_port=options.start_port,
-        max_restarts=options.max_restarts,
         min_workers=options.min_workers,
         health_check=options.health_check,
-        restart_window=options.restart_window,
-        hang_timeout=options.hang_timeout,
         hosts=hosts,
         env=environment_options(options.env or []),
+        **{name: value for name in _WITH_DEFAULTS if (value := getattr(options, name)) is not None},
     )
 
 
