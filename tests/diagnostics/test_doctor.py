@@ -267,7 +267,7 @@ def test_a_doctor_that_is_ended_leaves_nothing_behind(number, tmp_path):
     cluster, here = Cluster(where, 1, "test"), threading.Event()
 
     def hang() -> None:
-        with Server(where[1], 1, 8), joined(cluster) as channel:
+        with Server(cluster, 8), joined(cluster) as channel:
             other = Worker(cluster, Options(str(tmp_path / "run")))
             while (request := channel.receive(100.0))["op"] != "mark":
                 channel.send(other.answer(request), 10.0)
