@@ -31,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; None for those of this process.
 
     Returns:
-        The exit code: 0 done, 1 failed, 2 wrong use.
+        The exit code: 0 done, 1 failed, 2 wrong use; 75 where a job was asked to stop and has saved all; 128 plus
+        the signal's number where a signal ended it.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
