@@ -31,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: The arguments; None for those of this process.
 
     Returns:
-        The exit code: 0 done, 1 failed, 2 wrong use.
+        The exit code: 0 done, 1 failed, 2 wrong use; 75 where a job was asked to stop and has saved all; 128 plus
+        the signal's number where a signal ended it.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
@@ -74,6 +75,10 @@ def _run(arguments: list[str]) -> int:
     return EXIT_DONE
 
 
+_WITH_DEFAULTS = ("max_restarts", "restart_window", "hang_timeout")
+"""Options of `tfdist launch` that are None where they are not given; what `launch` takes then is in their help."""
+
+
 def _launch(arguments: list[str]) -> int:
     from tfdist.launch import render
     from tfdist.launch.hosts import Hosts, environment_options
@@ -113,7 +118,7 @@ def _launch(arguments: list[str]) -> int:
         metavar="NAME[=VALUE]",
         action="append",
         help="an environment variable for the workers; may be given again. Workers on hosts get PYTHONPATH and what "
-        "begins with TFDIST_, TF_, NCCL_, KERAS_, OMP_ or XLA_ by themselves, and nothing else",
+        "begins with TFDIST_, TF_, NCCL_, KERAS_, OMP_ or XLA_ by themselves, no secrets, and nothing else",
     )
     parser.add_argument(
         "--mpi",
@@ -136,7 +141,6 @@ def _launch(arguments: list[str]) -> int:
         "--max_restarts",
         metavar="K",
         type=int,
-        default=0,
         help="start the job again after a failure, at most K times without progress between (default: 0)",
     )
     parser.add_argument(
@@ -154,14 +158,12 @@ def _launch(arguments: list[str]) -> int:
         "--restart_window",
         metavar="SECONDS",
         type=float,
-        default=3600.0,
         help="restarts that are longer ago do not count (default: 3600)",
     )
     parser.add_argument(
         "--hang_timeout",
         metavar="SECONDS",
         type=float,
-        default=30.0,
         help="a worker that is silent, or whose step does not move, for so long has failed (default: 30)",
     )
     render.add_options(parser)
@@ -194,13 +196,11 @@ def _launch(arguments: list[str]) -> int:
         pin=options.pin,
         log_dir=options.log_dir,
         start_port=options.start_port,
-        max_restarts=options.max_restarts,
         min_workers=options.min_workers,
         health_check=options.health_check,
-        restart_window=options.restart_window,
-        hang_timeout=options.hang_timeout,
         hosts=hosts,
         env=environment_options(options.env or []),
+        **{name: value for name in _WITH_DEFAULTS if (value := getattr(options, name)) is not None},
     )
 
 

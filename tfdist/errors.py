@@ -1,4 +1,4 @@
-"""The two kinds of failure that tfdist reports, and the exit codes."""
+"""The three kinds of failure that tfdist reports, and the exit codes."""
 
 EXIT_DONE = 0
 EXIT_FAILED = 1

@@ -21,6 +21,7 @@ from tfdist.cluster.address import split_address
 from tfdist.cluster.gpus import SeenGPUs, own_gpus
 from tfdist.cluster.mpi import leave as leave_mpi
 from tfdist.cluster.mpi import processes
+from tfdist.cluster.variables import MONITOR
 from tfdist.config import STRATEGIES, did_you_mean
 from tfdist.cpu_workers import CPUWorkersStrategy
 from tfdist.errors import UsageError
@@ -28,8 +29,6 @@ from tfdist.liveness import Limits, Monitor, Pulse
 from tfdist.liveness.signals import kept_handlers
 
 _MOST_CPU_DEVICES = 256  # they are for tests; TensorFlow takes hours to make many thousands
-
-_MONITOR = "TFDIST_MONITOR"
 
 _log = logging.getLogger("tfdist")
 _pulses: "weakref.WeakKeyDictionary[tf.distribute.Strategy, Pulse]" = weakref.WeakKeyDictionary()
@@ -85,7 +84,7 @@ def pulse_of(strategy: tf.distribute.Strategy) -> Pulse:
 @functools.cache
 def _launchers_monitor() -> "str | None":
     """Returns where the monitor of `tfdist launch` is. Processes that this one starts do not see it."""
-    return os.environ.pop(_MONITOR, None)
+    return os.environ.pop(MONITOR, None)
 
 
 @functools.cache

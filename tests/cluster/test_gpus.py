@@ -62,9 +62,9 @@ def test_workers_that_see_the_same_gpus_divide_them():
 
 
 def test_a_shortage_says_where_and_the_fix():
-    message = find_shortage([(0,), (1, 2)], {worker: SeenGPUs(1, "3") for worker in range(3)})
-    assert "2 workers (1, 2) are on one host, but they see only 1 GPU(s) there (CUDA_VISIBLE_DEVICES=3)" in message
-    assert "Start at most 1 worker(s) there" in message
+    what, fix = find_shortage([(0,), (1, 2)], {worker: SeenGPUs(1, "3") for worker in range(3)})
+    assert what == "2 workers (1, 2) are on one host, but they see only 1 GPU(s) there (CUDA_VISIBLE_DEVICES=3)"
+    assert fix.startswith("Start at most 1 worker(s) there, ")
 
 
 def test_devices_count_within_the_share():
@@ -92,7 +92,7 @@ def test_all_workers_hear_who_divides_gpus(addresses, meet_all):
 def test_all_workers_hear_of_a_shortage(addresses, meet_all):
     got = _meet(meet_all, addresses(2), [SeenGPUs(1, "all")] * 2)
     assert [type(error) for error in got] == [UsageError] * 2
-    assert all("they see only 1 GPU(s)" in str(error) for error in got)
+    assert all("they see only 1 GPU(s)" in str(error) and ". Start at most 1" in str(error) for error in got)
 
 
 @pytest.mark.parametrize("gpus", [None, 3, {"count": -1, "pool": None}, {"count": "1"}, {"count": 1, "pool": 5}])

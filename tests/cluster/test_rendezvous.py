@@ -237,18 +237,60 @@ def test_a_port_in_use_is_refused_at_once(index, addresses):
     host, port = workers[index].split(":")
     with socket.create_server((host, int(port))):
         with pytest.raises(UsageError, match=f"port {port} is in use") as raised:
-            rendezvous(Cluster(workers, index, "test"), timeout_s=20.0)
-    assert "TF_CONFIG" in str(raised.value) and workers[index] in str(raised.value)
+            rendezvous(Cluster(workers, index, "Slurm"), timeout_s=20.0)
+    assert str(raised.value).startswith(f"Slurm gives worker {index}, this process, the address {workers[index]}, but")
 
 
 @pytest.mark.parametrize(
     ("address", "said"),
-    [("192.0.2.1:12345", "not an address of this machine"), ("no-such-host.invalid:12345", "not known here")],
+    [
+        ("192.0.2.1:12345", "not an address of this machine"),
+        ("999.0.2.1:12345", "the host 999.0.2.1 is not known here"),
+        ("[fe80:::1]:12345", "the host fe80:::1 is not known here"),
+        (f"{'x' * 70}.y:12345", "is not known here"),
+    ],
 )
-def test_an_address_of_another_machine_is_refused(address, said, addresses):
+def test_an_address_of_another_machine_is_refused_at_once(address, said, addresses):
+    start = time.monotonic()
     with pytest.raises(UsageError, match=said) as raised:
-        rendezvous(Cluster((*addresses(1), address), 1, "test"), timeout_s=20.0)
-    assert "TF_CONFIG" in str(raised.value) and address in str(raised.value)
+        rendezvous(Cluster((*addresses(1), address), 1, "Kubernetes"), timeout_s=20.0)
+    assert time.monotonic() - start < 5
+    assert str(raised.value).startswith(f"Kubernetes gives worker 1, this process, the address {address}, but")
+
+
+def _known_from(name: str, when: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Makes a host name known from a moment on, as the DNS of Kubernetes does with a pod's."""
+    look_up = socket.getaddrinfo
+
+    def late(host: str, *args: object, **options: object) -> list:
+        if host == name and time.monotonic() < when:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return look_up("127.0.0.1" if host == name else host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", late)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_worker_waits_for_its_own_name_to_be_known(index, addresses, meet, monkeypatch):
+    workers = list(addresses(2))
+    workers[index] = workers[index].replace("127.0.0.1", "late-0.late")
+    _known_from("late-0.late", time.monotonic() + 1.0, monkeypatch)
+    got = meet(_clusters(tuple(workers)))
+    assert got == [got[0]] * 2 and isinstance(got[0], Agreement)
+
+
+def test_a_name_that_stays_unknown_is_told_when_the_time_is_up(addresses, caplog):
+    start = time.monotonic()
+    with pytest.raises(UsageError) as raised:
+        rendezvous(Cluster((*addresses(1), "no-such-host.invalid:12345"), 1, "Kubernetes"), timeout_s=1.5)
+    assert 1.5 <= time.monotonic() - start < 20
+    assert str(raised.value).startswith(
+        "Kubernetes gives worker 1, this process, the address no-such-host.invalid:12345, but the host "
+        "no-such-host.invalid is not known here, also after 1.5 s ("
+    )
+    assert [record.getMessage() for record in caplog.records] == [
+        "this worker's host name no-such-host.invalid is not known here yet; waiting for at most 1.5 s"
+    ]
 
 
 @pytest.mark.parametrize("options", [{"timeout_s": 0}, {"timeout_s": float("inf")}, {"seed": -1}, {"seed": True}])

@@ -259,14 +259,15 @@ def test_what_a_worker_left_behind_is_swept(tmp_path):
     assert [path.name for path in (tmp_path / "new").iterdir()] == [".tfdist-doctor-other-1"]
 
 
-def test_a_doctor_that_is_ended_leaves_nothing_behind(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_doctor_that_is_ended_leaves_nothing_behind(number, tmp_path):
     """Worker 0 has left its file, made the folder, and waits for worker 1, which does not answer."""
     where = addresses(2)
     worker = start(where, 0, f"--checkpoint_dir={tmp_path / 'run'}")
     cluster, here = Cluster(where, 1, "test"), threading.Event()
 
     def hang() -> None:
-        with Server(where[1], 1, 8), joined(cluster) as channel:
+        with Server(cluster, 8), joined(cluster) as channel:
             other = Worker(cluster, Options(str(tmp_path / "run")))
             while (request := channel.receive(100.0))["op"] != "mark":
                 channel.send(other.answer(request), 10.0)
@@ -278,10 +279,70 @@ def test_a_doctor_that_is_ended_leaves_nothing_behind(tmp_path):
         hanging = pool.submit(hang)
         assert here.wait(100)
         assert [path.name[:15] for path in (tmp_path / "run").iterdir()] == [".tfdist-doctor-"]
-        worker.send_signal(signal.SIGTERM)
+        worker.send_signal(number)
         ((code, _),) = finish([worker])
         hanging.result(timeout=30)
-    assert code == 143 and list(tmp_path.iterdir()) == []
+    assert code == 128 + number and list(tmp_path.iterdir()) == []
+
+
+def _of_this_test(mark: str) -> list[bytes]:
+    """Returns the commands of the processes that have `mark` in their environment."""
+    found = []
+    for environ in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if mark.encode() in environ.read_bytes().split(b"\0"):
+                found.append(environ.with_name("cmdline").read_bytes())
+        except OSError:
+            continue  # it has just ended, or is somebody else's
+    return found
+
+
+def _when_marked(folder: Path, doctor: subprocess.Popen) -> None:
+    """Waits for the workers' files, and takes that of worker 1 away: the workers look for it for some seconds."""
+    deadline = time.monotonic() + 100
+    while not (left := list(folder.glob(".tfdist-doctor-*-1"))):
+        assert doctor.poll() is None and time.monotonic() < deadline
+        time.sleep(0.001)
+    left[0].unlink()
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize(
+    ("numbers", "to_all"),
+    [
+        ([signal.SIGTERM], False),
+        ([signal.SIGINT], True),  # as Ctrl-C in a terminal
+        ([signal.SIGHUP], False),
+        ([signal.SIGTERM, signal.SIGINT, signal.SIGTERM], False),
+    ],
+    ids=["SIGTERM", "Ctrl-C", "SIGHUP", "several"],
+)
+def test_a_doctor_that_is_ended_takes_its_workers_along(numbers, to_all, tmp_path):
+    (tmp_path / "tmp").mkdir()
+    mark = f"TFDIST_TEST={tmp_path}"
+    doctor = subprocess.Popen(
+        [*_COMMAND, "--workers=2", f"--checkpoint_dir={tmp_path / 'run'}"],
+        env={**os.environ, "TFDIST_TEST": str(tmp_path), "TMPDIR": str(tmp_path / "tmp")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        # As a terminal starts it: this suite itself may run under nohup, which children inherit.
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
+        text=True,
+    )
+    try:
+        _when_marked(tmp_path / "run", doctor)
+        assert list((tmp_path / "tmp").iterdir()) and len(_of_this_test(mark)) >= 4
+        for number in numbers:
+            (os.killpg if to_all else os.kill)(doctor.pid, number)
+            time.sleep(0.1)
+        out, _ = doctor.communicate(timeout=60)
+    finally:
+        if doctor.poll() is None:
+            doctor.kill()
+    assert doctor.returncode == 128 + numbers[0] and "Traceback" not in out, out
+    assert _of_this_test(mark) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["tmp"] and list((tmp_path / "tmp").iterdir()) == []
 
 
 @pytest.mark.parametrize(

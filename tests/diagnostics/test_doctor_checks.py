@@ -14,7 +14,7 @@ from tfdist.errors import PeerError
 _VERSIONS = {"tensorflow": "2.21.0", "keras": "3.15.1", "tfdist": "0.1.0", "numpy": "2.4.0", "mpi4py": "4.1.0"}
 _BIG = Space(64 << 30, 128 << 30)
 _CPU = Facts("a", "1", "3.11.7", _VERSIONS, memory=_BIG, shared_memory=_BIG, disk=_BIG)
-_H100 = replace(_CPU, gpus=("H100", "H100"), gpu_uuids=("GPU-1", "GPU-2"), gpu_numbers=(0, 1))
+_H100 = replace(_CPU, gpus=("H100", "H100"), gpu_uuids=("GPU-1", "GPU-2"), gpu_numbers=(0, 1), gpu_pool="all")
 
 _NVLINK = """\
 \x1b[4mGPU0\tGPU1\tGPU2\tGPU3\tNIC0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m
@@ -45,7 +45,7 @@ _ONE = "\t\x1b[4mGPU0\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\nGPU0\t X
 
 def test_nothing_is_wrong_with_equal_workers():
     for facts in ({0: _CPU}, {0: _CPU, 1: _CPU}):
-        found = {finding.check: finding.status for finding in checks.all_checks(facts)}
+        found = {finding.check: finding.status for finding in checks.all_checks(facts, [tuple(facts)])}
         assert found.pop("GPU memory") is Status.SKIPPED and set(found.values()) == {Status.OK}
 
 
@@ -80,18 +80,56 @@ def test_what_tfdist_asks_for_and_is_not_there():
     assert unmet(asked, {**there, "tensorflow": "2.21.3", "scipy": "1.11.0"}) == ()
 
 
-def test_devices_that_differ_or_are_shared():
-    finding = checks.check_devices({0: _H100, 1: replace(_H100, gpus=("H100",), gpu_uuids=("GPU-3",))})
+def test_devices_that_differ():
+    apart = [(0,), (1,)]
+    finding = checks.check_devices({0: _H100, 1: replace(_H100, gpus=("H100",), gpu_uuids=("GPU-3",))}, apart)
     assert finding.status is Status.FAILED and finding.found == "worker 0: 2 x H100; worker 1: 1 x H100"
-    finding = checks.check_devices({0: _H100, 1: replace(_H100, gpus=("A100", "A100"), gpu_uuids=("GPU-3", "GPU-4"))})
+    other = replace(_H100, gpus=("A100", "A100"), gpu_uuids=("GPU-3", "GPU-4"))
+    finding = checks.check_devices({0: _H100, 1: other}, apart)
     assert finding.status is Status.WARNING and "worker 1: 2 x A100" in finding.found
-    finding = checks.check_devices({0: _H100, 1: _H100, 2: replace(_H100, gpu_uuids=("GPU-3", "GPU-4"))})
+
+
+def test_workers_of_a_host_divide_its_gpus():
+    one = replace(_H100, gpus=("H100",), gpu_uuids=("GPU-3",))
+    finding = checks.check_devices({0: _H100, 1: _H100, 2: one}, [(0, 1), (2,)])
+    assert finding.status is Status.OK
+    assert finding.found == "1 x H100 on each worker; workers 0, 1 divide the GPUs of their host"
+    facts = {0: _H100, 1: _H100, 2: replace(_H100, gpu_uuids=("GPU-3", "GPU-4"))}
+    finding = checks.check_devices(facts, [(0, 1), (2,)])
+    assert finding.status is Status.FAILED
+    assert finding.found == "workers 0, 1: 1 x H100; worker 2: 2 x H100"
+    finding = checks.check_devices({0: _H100, 1: replace(_H100, gpu_uuids=())}, [(0, 1)])  # nvidia-smi is missing
+    assert finding.status is Status.OK
+
+
+def test_a_host_with_fewer_gpus_than_workers():
+    finding = checks.check_devices(dict.fromkeys(range(3), _H100), [(0, 1, 2)])
+    assert finding.status is Status.FAILED
+    assert finding.found == (
+        "3 workers (0, 1, 2) are on one host, but they see only 2 GPU(s) there (CUDA_VISIBLE_DEVICES=all)"
+    )
+    assert finding.fix.startswith("Start at most 2 worker(s) there, each worker with a CUDA_VISIBLE_DEVICES of its own")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first", "second"),
+    [
+        ([(0,), (1,)], {}, {}),  # one host under two names: they do not know that they have to divide
+        ([(0, 1)], {"gpu_pool": "0,1"}, {"gpu_pool": "1,2", "gpu_uuids": ("GPU-2", "GPU-3")}),
+    ],
+    ids=["two names", "two lists"],
+)
+def test_gpus_that_two_workers_would_use(hosts, first, second):
+    finding = checks.check_devices({0: replace(_H100, **first), 1: replace(_H100, **second)}, hosts)
     assert finding.status is Status.FAILED and finding.found == "workers 0, 1 use the same GPU"
-    assert "CUDA_VISIBLE_DEVICES" in finding.fix
+    assert "CUDA_VISIBLE_DEVICES" in finding.fix and "name" in finding.fix
+    third = {0: replace(_H100, gpu_pool="0,1"), 1: replace(_H100, gpu_pool="2,3", gpu_uuids=("GPU-3", "GPU-4"))}
+    assert checks.check_devices(third, [(0, 1)]).found == "2 x H100 on each worker"
 
 
 def test_cores_that_differ_and_gpus_that_are_in_use():
-    finding = checks.check_devices({0: replace(_CPU, cpu="x", cores=8), 1: replace(_CPU, cpu="x", cores=4)})
+    facts = {0: replace(_CPU, cpu="x", cores=8), 1: replace(_CPU, cpu="x", cores=4)}
+    finding = checks.check_devices(facts, [(0, 1)])
     assert finding.status is Status.WARNING and finding.found == "worker 0: 8 core(s) of x; worker 1: 4 core(s) of x"
     used = used_memory("0, 17\n1, 40000\n2, [N/A]\n", [0, 1, 2])
     assert used == (17, 40000) and used_memory(None, [0]) == ()

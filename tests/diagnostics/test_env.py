@@ -22,6 +22,8 @@ def test_versions_devices_and_job_are_told_and_secrets_are_not(tmp_path):
         "SLURM_JWT": "hidden-1",
         "NCCL_DEBUG": "a|b\nc",
         "TFDIST_PROXY": "http://me:hidden-2@host/",
+        "TFDIST_MONITOR": "10.0.0.1:4321/hidden-5",
+        "NCCL_my_token": "hidden-6",
         "TF_VAR_password": "hidden-3",
         "AWS_SECRET_ACCESS_KEY": "hidden-4",
     }
@@ -40,6 +42,7 @@ def test_versions_devices_and_job_are_told_and_secrets_are_not(tmp_path):
     assert rows["`TF_CONFIG`"] == _TWO and rows["`SLURM_JOB_ID`"] == "17"
     assert rows["`NCCL_DEBUG`"] == "a\\|b<br>c"  # a table still
     assert rows["`SLURM_JWT`"] == "(not shown)" and rows["`TFDIST_PROXY`"] == "http://...@host/"
+    assert rows["`TFDIST_MONITOR`"] == "10.0.0.1:4321/..." and rows["`NCCL_my_token`"] == "(not shown)"
     text = found.stdout + (tmp_path / "env.json").read_text()
     assert "hidden" not in text and "AWS" not in text and "TF_VAR" not in text and "HOME" not in text
     assert "Traceback" not in found.stdout + found.stderr

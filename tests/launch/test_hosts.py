@@ -492,4 +492,23 @@ def test_hosts_are_read_as_they_are_written():
 
 def test_what_travels_holds_no_secrets():
     given = {"TF_X": "1", "TFDIST_Y": "2", "AWS_SECRET_ACCESS_KEY": "3", "PATH": "4", "PYTHONPATH": "5", "OMP_Z": "6"}
-    assert travelling(given) == {"TF_X": "1", "TFDIST_Y": "2", "PYTHONPATH": "5", "OMP_Z": "6"}
+    secrets = {
+        "TF_TOKEN_app_terraform_io": "s",
+        "TF_VAR_db_password": "s",
+        "TF_CLI_ARGS": "s",
+        "TFDIST_API_KEY": "s",
+        "KERAS_secret": "s",
+        "TFDIST_PROXY": "http://me:s@host/",
+        "TFDIST_MONITOR": "127.0.0.1:4321/s",
+    }
+    assert travelling({**given, **secrets}) == {"TF_X": "1", "TFDIST_Y": "2", "PYTHONPATH": "5", "OMP_Z": "6"}
+
+
+def test_a_secret_that_is_named_travels(script, tmp_path):
+    shell = tmp_path / "rsh"  # as a login, it starts without the variables of this process
+    shell.write_text('#!/bin/sh\nshift\nexec env -u TF_TOKEN_a -u TFDIST_PASSWORD sh -c "$1"\n')
+    shell.chmod(0o755)
+    path = script("print(*(os.environ.get(name) for name in ('TF_TOKEN_a', 'TFDIST_PASSWORD')))")
+    options = ("--hosts=127.0.0.1", "--env=TFDIST_PASSWORD", f"--rsh={shell}")
+    code, text = _run(*options, path, TF_TOKEN_a="s1", TFDIST_PASSWORD="s2")
+    assert (code, text) == (0, "[worker 0] None s2\n")

@@ -164,6 +164,17 @@ def test_refuses(system, changes, said):
         ),
         (["--render=slurm", "--hosts=h1"], "--hosts='h1' is for workers that this command starts"),
         (["--render=slurm", "--pin=1"], "--pin=1 is for workers that this command starts"),
+        (["--render=slurm", "--pin=0"], "--pin=0 is for workers that this command starts"),
+        (["--render=slurm", "--min_workers=1"], "--min_workers=1 is for workers that this command starts"),
+        (["--render=kubernetes", "--health_check=true"], "--health_check='true' is for workers that this command"),
+        (["--render=slurm", "--restart_window=3600"], "--restart_window=3600.0 is for workers that this command"),
+        (
+            ["--render=kubernetes", "--hang_timeout=30"],
+            "--hang_timeout=30.0 is for workers that this command starts; with --render=kubernetes give it to the "
+            "script, after its name",
+        ),
+        (["--render=slurm", "--max_restarts=1"], "--max_restarts=1: Slurm"),
+        (["--gpus=0"], "--gpus=0 is for job files"),
         (["--image=i"], "--image='i' is for job files; add --render=slurm or --render=kubernetes"),
         (["--render=nomad"], "--render"),
         (["--render=slurm", "--render_to=no-such-folder/job"], "there is no folder"),

@@ -115,9 +115,12 @@ class Cluster:
     @property
     def _peers(self) -> tuple[int, ...]:
         """The workers of this worker's host."""
-        if self.is_local:
-            return (0,)
-        return next(workers for workers in group_by_host(self.workers) if self.index in workers)
+        return next(workers for workers in self.hosts if self.index in workers)
+
+    @property
+    def hosts(self) -> tuple[tuple[int, ...], ...]:
+        """The workers of each host. Hosts are told apart as addresses name them."""
+        return ((0,),) if self.is_local else tuple(group_by_host(self.workers))
 
     def tf_config(self) -> str:
         """Says this cluster in TensorFlow's terms.

@@ -75,7 +75,7 @@ def sharing(hosts: Sequence[Sequence[int]], seen: Mapping[int, SeenGPUs]) -> tup
     return tuple(found)
 
 
-def find_shortage(hosts: Sequence[Sequence[int]], seen: Mapping[int, SeenGPUs]) -> str | None:
+def find_shortage(hosts: Sequence[Sequence[int]], seen: Mapping[int, SeenGPUs]) -> tuple[str, str] | None:
     """Looks for a host with fewer GPUs than workers that have to divide them.
 
     Args:
@@ -83,7 +83,7 @@ def find_shortage(hosts: Sequence[Sequence[int]], seen: Mapping[int, SeenGPUs]) 
         seen: What each worker sees.
 
     Returns:
-        None if there is none, else what is wrong and the fix.
+        None if there is none, else what is wrong, and the fix.
     """
     shared = set(sharing(hosts, seen))
     for workers in hosts:
@@ -92,8 +92,8 @@ def find_shortage(hosts: Sequence[Sequence[int]], seen: Mapping[int, SeenGPUs]) 
             names = f"{', '.join(map(str, workers[:8]))}{' ...' if len(workers) > 8 else ''}"
             return (
                 f"{len(workers)} workers ({names}) are on one host, but they see only {count} GPU(s) there "
-                f"({_VISIBLE}={seen[workers[0]].pool[:100]}). "
+                f"({_VISIBLE}={seen[workers[0]].pool[:100]})",
                 f"Start at most {count} worker(s) there, each worker with a {_VISIBLE} of its own, or all with "
-                f"{_VISIBLE}=-1 to train on CPUs"
+                f"{_VISIBLE}=-1 to train on CPUs",
             )
     return None

@@ -197,7 +197,8 @@ def find_conflict(hellos: Sequence[Hello]) -> str | None:
         return _disagreement(seeded, seeds, "were given different seeds", "Give every worker the same --seed, or none")
     if len(hellos) < len(hellos[0].workers):
         return None  # a host's GPUs are judged when all of its workers have come
-    return find_shortage(group_by_host(hellos[0].workers), _gpus(hellos))
+    shortage = find_shortage(group_by_host(hellos[0].workers), _gpus(hellos))
+    return None if shortage is None else ". ".join(shortage)
 
 
 def _gpus(hellos: Sequence[Hello]) -> dict[int, SeenGPUs]:

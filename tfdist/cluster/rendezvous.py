@@ -55,8 +55,8 @@ def rendezvous(
     """Meets the other workers of the job; every worker calls this before TensorFlow's server starts.
 
     All sockets are closed on return. Connections from anyone else are ignored. A job of one worker agrees
-    with itself without touching the network. (Looking up a host name can take as long as the system's
-    resolver does.)
+    with itself without touching the network. A worker whose own host name is not known yet waits for it.
+    (Looking up a host name can take as long as the system's resolver does.)
 
     Args:
         cluster: The workers, and which of them this is.
@@ -83,9 +83,10 @@ def rendezvous(
     if cluster.num_workers == 1:
         return Agreement(secrets.randbits(31) if seed is None else seed)
     deadline = time.monotonic() + timeout_s
-    with closing(listen(cluster.address, cluster.index)) as server:
+    with closing(listen(cluster, timeout_s)) as server:
         monitor = open_monitor(server.getsockname()[0]) if open_monitor and cluster.is_chief else None
-        own = Hello(cluster.index, cluster.workers, seed, timeout_s, timeout_s, monitor=monitor, gpus=gpus)
+        left_s = max(0.0, deadline - time.monotonic())
+        own = Hello(cluster.index, cluster.workers, seed, timeout_s, left_s, monitor=monitor, gpus=gpus)
         reply = collect(server, own) if cluster.is_chief else _ask_chief(own, deadline)
     return Agreement(reply.agreed_seed(), reply.monitor, reply.sharing_gpus)
 

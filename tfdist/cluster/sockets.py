@@ -1,21 +1,30 @@
 """Finding and binding a worker's own address, connecting, and closing connections."""
 
 import errno
+import logging
+import re
 import socket
+import time
 
 from tfdist.cluster.address import split_address
+from tfdist.cluster.base import Cluster
 from tfdist.errors import UsageError
 
+_IP = re.compile(r"[0-9.]+|.*:.*")
+_FIRST_LOOK_S, _LAST_LOOK_S = 0.2, 2.0
 
-def listen(address: str, index: int) -> socket.socket:
-    """Takes a worker's own address.
+_log = logging.getLogger("tfdist")
+
+
+def listen(cluster: Cluster, timeout_s: float) -> socket.socket:
+    """Takes this worker's own address.
 
     Listening, and not only binding, is what shows that no other process has the port. SO_REUSEADDR makes
     connections that are still dying (TIME_WAIT) no obstacle, for this socket and for TensorFlow's after it.
 
     Args:
-        address: This worker's `host:port`.
-        index: This worker's index, for messages.
+        cluster: The workers, and which of them this is.
+        timeout_s: The longest time to wait for a host name to become known.
 
     Returns:
         A non-blocking listening socket, on that host's address only.
@@ -23,16 +32,9 @@ def listen(address: str, index: int) -> socket.socket:
     Raises:
         UsageError: If the port is in use, or the host is unknown or not this machine.
     """
-    host, port = split_address(address)
-    where = f"TF_CONFIG gives worker {index}, this process, the address {address}, but"
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError) as error:
-        raise UsageError(
-            f"{where} the host {host} is not known here ({error}); correct its name, or use its IP"
-        ) from None
+    host, port = split_address(cluster.address)
     refusal: OSError | None = None
-    for family, kind, protocol, _, name in found:
+    for family, kind, protocol, _, name in look_up_own(cluster, timeout_s):
         try:
             server = socket.socket(family, kind, protocol)
         except OSError as error:  # for example no IPv6 on this machine
@@ -48,7 +50,46 @@ def listen(address: str, index: int) -> socket.socket:
             server.close()
             if refusal is None or error.errno == errno.EADDRINUSE:
                 refusal = error
-    raise UsageError(f"{where} {_explain(refusal, host, port)}") from None
+    raise UsageError(f"{_given(cluster)} {_explain(refusal, host, port)}") from None
+
+
+def look_up_own(cluster: Cluster, timeout_s: float) -> list[tuple]:
+    """Looks up this worker's own address; waits for a name that is not known yet, as a new pod's may be.
+
+    Args:
+        cluster: The workers, and which of them this is.
+        timeout_s: The longest time to wait. (A single look can take as long as the system's resolver does.)
+
+    Returns:
+        What `socket.getaddrinfo` returns for it.
+
+    Raises:
+        UsageError: If the name is not known in time, or can be none.
+    """
+    host, port = split_address(cluster.address)
+    deadline, wait_s = time.monotonic() + timeout_s, _FIRST_LOOK_S
+    while True:
+        try:
+            return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            may_come = not isinstance(error, UnicodeError) and not _IP.fullmatch(host)
+            left_s = deadline - time.monotonic()
+            if not may_come or left_s <= 0:
+                waited = f", also after {timeout_s:.3g} s" if may_come else ""
+                raise UsageError(
+                    f"{_given(cluster)} the host {host} is not known here{waited} ({error}); correct its name, or use "
+                    "its IP"
+                ) from None
+        if wait_s == _FIRST_LOOK_S:
+            _log.warning(
+                "this worker's host name %s is not known here yet; waiting for at most %.3g s", host, timeout_s
+            )
+        time.sleep(min(wait_s, left_s))
+        wait_s = min(1.5 * wait_s, _LAST_LOOK_S)
+
+
+def _given(cluster: Cluster) -> str:
+    return f"{cluster.source} gives worker {cluster.index}, this process, the address {cluster.address}, but"
 
 
 def _explain(error: OSError | None, host: str, port: int) -> str:

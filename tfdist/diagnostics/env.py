@@ -14,15 +14,13 @@ from tfdist.cluster.base import Cluster
 from tfdist.cluster.messages import installed_versions
 from tfdist.cluster.mpi import is_installed, processes
 from tfdist.cluster.mpi_environment import MPIEnvironment
+from tfdist.cluster.variables import begins_with, without_secrets
 from tfdist.command import OptionParser, require_folder, write_json
 from tfdist.diagnostics.probes import cores, cpu_model, disk, memory, nvidia_smi
 from tfdist.errors import EXIT_DONE, UsageError
 
 _NAMES = ("TF_CONFIG", "JOB_COMPLETION_INDEX", "CUDA_VISIBLE_DEVICES")
 _PREFIXES = ("SLURM_", "OMPI_COMM_WORLD_", "PMI_", "TFDIST_", "NCCL_", "TF_")
-_OTHERS = ("TF_VAR_", "TF_CLI_", "TF_TOKEN_")  # another program's, Terraform
-_SECRET = re.compile(r"JWT|TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|COOKIE")
-_LOGIN = re.compile(r"(?<=://)[^/@\s\"',]+@")
 _LONGEST = 1000
 _MPI_LIBRARY = (
     "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; "
@@ -83,12 +81,12 @@ def job_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Returns the variables that tell a process of its job and its devices, by name.
 
     All others are left out. Those whose names speak of secrets, such as SLURM_JWT, are named without their value, and
-    a user's name and password in an address are cut out.
+    a user's name and password in an address are cut out, as is the token of the monitor.
     """
     return {
-        name: "(not shown)" if _SECRET.search(name) else cut(_LOGIN.sub("...@", environ[name]), _LONGEST)
+        name: cut(without_secrets(name, environ[name]), _LONGEST)
         for name in sorted(environ)
-        if name in _NAMES or (name.startswith(_PREFIXES) and not name.startswith(_OTHERS))
+        if name in _NAMES or begins_with(name, _PREFIXES)
     }
 
 

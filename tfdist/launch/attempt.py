@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from tfdist.cluster.base import ATTEMPT, PLANNED_WORKERS, Cluster
 from tfdist.cluster.ports import HOST, hold_ports
+from tfdist.cluster.variables import MONITOR
 from tfdist.launch.agent_wire import Order
 from tfdist.launch.failure import Failure, how
 from tfdist.launch.hosts import Hosts, travelling
@@ -133,7 +134,7 @@ def run_attempt(
         for index in range(workers):
             told = {
                 "TF_CONFIG": Cluster(addresses, index, "tfdist launch").tf_config(),
-                "TFDIST_MONITOR": monitor.address,
+                MONITOR: monitor.address,
                 ATTEMPT: str(number),
                 "TFDIST_RESTARTS": str(restarts),
                 "TFDIST_LOST_SECONDS": f"{lost_s:.3f}",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tfdist.cluster.address import shorten
 from tfdist.cluster.sockets import address_towards
+from tfdist.cluster.variables import begins_with, is_secret
 from tfdist.errors import UsageError
 
 DEFAULT_RSH = "ssh -o BatchMode=yes -o ConnectTimeout=10"
@@ -162,8 +163,12 @@ class Hosts:
 
 
 def travelling(environ: Mapping[str, str]) -> dict[str, str]:
-    """Returns those environment variables that workers on other hosts get; secrets are not to be among them."""
-    return {name: value for name, value in environ.items() if name.startswith(_TRAVEL) or name == "PYTHONPATH"}
+    """Returns those environment variables that workers on other hosts get; none that seems to hold a secret."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name == "PYTHONPATH" or (begins_with(name, _TRAVEL) and not is_secret(name, value))
+    }
 
 
 def _read_hosts(text: str) -> tuple[Host, ...]:

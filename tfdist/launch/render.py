@@ -20,6 +20,11 @@ _GRACE_S = 120
 _PORT = 2222
 _LONGEST_NAME = 40  # what Kubernetes appends fits into a host name, which has at most 63 characters
 _KUBERNETES_OPTIONS = ("name", "namespace", "service_account", "cpu", "memory")
+_HERE_ONLY = (
+    *("mpi", "pin", "log_dir", "start_port", "hosts", "rsh", "python", "address", "start_timeout", "env"),
+    *("min_workers", "health_check", "restart_window", "hang_timeout"),
+)
+_OF_SCRIPTS = ("hang_timeout",)
 _TAKEN_FROM_SLURM = ("ntasks", "gpus-per-task", "requeue", "no-requeue", "open-mode", "signal", "wrap")
 
 
@@ -99,12 +104,16 @@ def wants(options: argparse.Namespace) -> bool:
         UsageError: If an option is given that is of no use without --render, or with it.
     """
     render_only = ("render_to", "render_option", "image", "gpus")
-    here_only = ("mpi", "pin", "log_dir", "start_port", "hosts", "rsh", "python", "address", "start_timeout", "env")
-    for name in here_only if options.render else render_only:
+    for name in _HERE_ONLY if options.render else render_only:
         value = getattr(options, name, None)
-        if value in (None, False):
+        if value is None or value is False:
             continue
-        if options.render:
+        if options.render and name in _OF_SCRIPTS:
+            why = (
+                f"is for workers that this command starts; with --render={options.render} give it to the script, after "
+                f"its name: scripts/train.py has a flag --{name}, and tfdist.make_strategy an argument {name}"
+            )
+        elif options.render:
             why = f"is for workers that this command starts; leave it out with --render={options.render}"
         else:
             why = f"is for job files; add --render={' or --render='.join(SYSTEMS)}, or leave it out"
@@ -130,7 +139,7 @@ def main(options: argparse.Namespace, command: Sequence[str]) -> int:
         tuple(command),
         image=options.image,
         gpus=options.gpus,
-        max_restarts=options.max_restarts,
+        max_restarts=options.max_restarts or 0,
         options=tuple(options.render_option or ()),
     )
     text = render(options.render, job)

@@ -1,7 +1,8 @@
 """The checks of what the workers told of themselves: pure functions of their facts, by worker."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from tfdist.cluster.gpus import SeenGPUs, find_shortage, own_gpus, sharing
 from tfdist.diagnostics.doctor.facts import Facts
 from tfdist.diagnostics.doctor.report import Finding, joined, sides, workers
 from tfdist.diagnostics.probes import Space
@@ -16,12 +17,17 @@ SHARED_WARNING = 1 << 30
 """NCCL takes some ten to hundred megabytes a GPU; containers start with 64 MB."""
 
 
-def all_checks(facts: Mapping[int, Facts]) -> list[Finding]:
-    """Returns every check of this module."""
+def all_checks(facts: Mapping[int, Facts], hosts: Sequence[Sequence[int]]) -> list[Finding]:
+    """Returns every check of this module.
+
+    Args:
+        facts: what each worker told.
+        hosts: the workers of each host, also those that told nothing.
+    """
     return [
         check_versions(facts),
         check_tensorflow(facts),
-        check_devices(facts),
+        check_devices(facts, hosts),
         check_gpu_memory(facts),
         check_memory(facts),
         check_shared_memory(facts),
@@ -67,24 +73,35 @@ def check_tensorflow(facts: Mapping[int, Facts]) -> Finding:
     return Finding.ok("tensorflow", "can be imported, and sees every GPU" if seen else "can be imported; no GPUs here")
 
 
-def check_devices(facts: Mapping[int, Facts]) -> Finding:
-    """Checks that all workers have the same devices, and that no two share a GPU."""
-    devices = {index: _devices(found) for index, found in facts.items()}
-    owners: dict[str, list[int]] = {}
-    for index in sorted(facts):
-        for uuid in facts[index].gpu_uuids if facts[index].gpus else ():
-            owners.setdefault(uuid, []).append(index)
-    shared = {tuple(indexes) for indexes in owners.values() if len(indexes) > 1}
-    if shared:
-        said = joined(f"{workers(indexes)} use the same GPU" for indexes in sorted(shared))
-        fix = "Give each worker of a machine GPUs of its own in CUDA_VISIBLE_DEVICES, or start one worker a machine."
+def check_devices(facts: Mapping[int, Facts], hosts: Sequence[Sequence[int]]) -> Finding:
+    """Checks that all workers get the same devices, once those of a host have divided the GPUs that they see."""
+    there = [tuple(index for index in host if index in facts) for host in hosts]
+    there = [host for host in there if host]
+    seen = {index: SeenGPUs(len(found.gpus), found.gpu_pool) for index, found in facts.items()}
+    shortage = find_shortage(there, seen)
+    if shortage is not None:
+        return Finding.failed("devices", shortage[0], f"{shortage[1]}.")
+    dividing = sharing(there, seen)
+    own = {index: range(len(found.gpus)) for index, found in facts.items()}
+    for host in there:
+        if host[0] in dividing:
+            own |= {index: own_gpus(seen[index].count, rank, len(host)) for rank, index in enumerate(host)}
+    twice = _used_twice(facts, own)
+    if twice:
+        said = joined(f"{workers(indexes)} use the same GPU" for indexes in twice)
+        fix = (
+            "Give each worker of a machine GPUs of its own in CUDA_VISIBLE_DEVICES; or the same ones to all of them, "
+            "and the machine the same name in all their addresses, for them to divide the GPUs."
+        )
         return Finding.failed("devices", said, fix)
-    if len({len(found.gpus) for found in facts.values()}) > 1:
+    devices = {index: _devices(found, own[index]) for index, found in facts.items()}
+    if len(set(map(len, own.values()))) > 1:
         fix = "Give every worker the same number of GPUs: a job's workers have equally many replicas."
         return Finding.failed("devices", sides(devices), fix)
     if len(set(devices.values())) > 1:
         return Finding.warning("devices", sides(devices), "Use equal machines: the slowest sets the pace.")
-    return Finding.ok("devices", f"{next(iter(devices.values()))}{' on each worker' if len(facts) > 1 else ''}")
+    divide = f"; {workers(dividing)} divide the GPUs of their host" if dividing else ""
+    return Finding.ok("devices", f"{next(iter(devices.values()))}{' on each worker' if len(facts) > 1 else ''}{divide}")
 
 
 def check_gpu_memory(facts: Mapping[int, Facts]) -> Finding:
@@ -133,10 +150,20 @@ def _space(check: str, spaces: "Mapping[int, Space | None]", warning: int, failu
     return Finding.ok(check, said)
 
 
-def _devices(facts: Facts) -> str:
-    if not facts.gpus:
+def _used_twice(facts: Mapping[int, Facts], own: Mapping[int, range]) -> list[tuple[int, ...]]:
+    """Returns the workers, in groups, that would use a GPU together."""
+    owners: dict[str, list[int]] = {}
+    for index in sorted(facts):
+        for uuid in facts[index].gpu_uuids[own[index].start : own[index].stop]:
+            owners.setdefault(uuid, []).append(index)
+    return sorted({tuple(indexes) for indexes in owners.values() if len(indexes) > 1})
+
+
+def _devices(facts: Facts, own: range) -> str:
+    if not own:
         return f"{facts.cores} core(s) of {facts.cpu or 'a CPU'}"
-    return ", ".join(f"{facts.gpus.count(name)} x {name}" for name in sorted(set(facts.gpus)))
+    gpus = facts.gpus[own.start : own.stop]
+    return ", ".join(f"{gpus.count(name)} x {name}" for name in sorted(set(gpus)))
 
 
 def _by_worker(facts: Mapping[int, Facts], package: str) -> dict[int, str]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,11 +24,14 @@ from tfdist.diagnostics.doctor.job import examine
 from tfdist.diagnostics.doctor.report import Report, Status
 from tfdist.diagnostics.doctor.worker import Options
 from tfdist.errors import EXIT_DONE, EXIT_FAILED, UsageError
+from tfdist.launch.signals import CaughtSignals
 
 _STYLES = {Status.OK: "green", Status.WARNING: "yellow", Status.FAILED: "bold red", Status.SKIPPED: "dim"}
 _WIDTH = 120
 _LONGEST_TIMEOUT_S = 3600
 _LONGEST_S = 300.0
+_TICK_S = 0.05
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -73,22 +77,30 @@ def _checked(options: argparse.Namespace, cluster: Cluster) -> Options:
 
 
 def _started(options: argparse.Namespace, told: Options) -> "Report | None":
-    """Starts the workers on this machine; returns their report, or None where there is none."""
+    """Starts the workers on this machine; returns their report, or None where there is none.
+
+    A signal ends the workers first, who remove what they have left behind, and then this process.
+    """
     script = str(Path(__file__).with_name("run.py"))
-    with tempfile.TemporaryDirectory(prefix="tfdist-doctor-") as folder:
+    with CaughtSignals() as caught, tempfile.TemporaryDirectory(prefix="tfdist-doctor-") as folder:
         out = Path(folder) / "report.json"
         command = ["-m", "tfdist.cli", "launch", f"--workers={options.workers}", script, str(out)]
         process = subprocess.Popen(
             [sys.executable, *command, told.checkpoint_dir, told.data, str(told.timeout_s)],
             stdout=sys.stderr,
             stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for this process alone: a second signal would kill the workers
         )
+        deadline = time.monotonic() + _LONGEST_S + 6 * told.timeout_s
+        numbers: list[int] = []
         try:
-            code = process.wait(timeout=_LONGEST_S + 6 * told.timeout_s)
-        except subprocess.TimeoutExpired:
-            code = None
+            while (code := process.poll()) is None and not numbers and time.monotonic() < deadline:
+                time.sleep(_TICK_S)
+                numbers = caught.take()
         finally:
             end(process)
+        if numbers:
+            raise SystemExit(128 + numbers[0])
         if not out.exists():
             what = "did not end" if code is None else f"ended with exit code {code} and no report (see above)"
             print(f"doctor: the workers {what}", file=sys.stderr)
@@ -120,19 +132,29 @@ def _show(report: Report) -> None:
 
 @contextmanager
 def ended_in_order() -> Iterator[None]:
-    """Turns SIGTERM into an exit that removes what this process has left in the checkpoint folder."""
+    """Turns a signal that ends this process into an exit that removes what it has left in the checkpoint folder.
+
+    More signals that come meanwhile change nothing.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
+    before = {number: signal.getsignal(number) for number in _ENDING}
+    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
+
     def leave(number: int, _: object) -> None:
+        for other in before:
+            signal.signal(other, signal.SIG_IGN)
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    for number in before:
+        signal.signal(number, leave)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -11,6 +11,7 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 
 from tfdist.cluster.address import shorten
+from tfdist.cluster.gpus import SeenGPUs
 from tfdist.cluster.messages import installed_versions
 from tfdist.diagnostics.probes import (
     Space,
@@ -43,6 +44,7 @@ class Facts:
         gpus: the models of the GPUs that TensorFlow sees.
         gpu_uuids: of the GPUs that the driver lists and CUDA_VISIBLE_DEVICES leaves.
         gpu_numbers: the driver's numbers of these.
+        gpu_pool: a name for the GPUs that TensorFlow sees (see `SeenGPUs`).
         topology: what `nvidia-smi topo -m` prints; empty where it does not.
         cpu: the processor's name.
         cores: that the worker may use.
@@ -62,6 +64,7 @@ class Facts:
     gpus: tuple[str, ...] = ()
     gpu_uuids: tuple[str, ...] = ()
     gpu_numbers: tuple[int, ...] = ()
+    gpu_pool: "str | None" = None
     topology: str = ""
     cpu: str = ""
     cores: int = 1
@@ -112,6 +115,7 @@ def gather(disk_path: str) -> Facts:
         gpus=gpus,
         gpu_uuids=tuple(gpu.uuid for gpu in visible),
         gpu_numbers=tuple(gpu.number for gpu in visible),
+        gpu_pool=SeenGPUs.detect(len(gpus), os.environ).pool,
         topology=nvidia_smi("topo", "-m") or "",
         cpu=cpu_model(),
         cores=available_cores(),

@@ -48,7 +48,7 @@ def examine(cluster: Cluster, options: Options, publish: Callable[[Report], None
             publish(report)
             return report
         most = 2 * cluster.num_workers + _SPARE_CONNECTIONS
-        server = stack.enter_context(Server(cluster.address, cluster.index, most))
+        server = stack.enter_context(Server(cluster, most, options.timeout_s))
         if cluster.is_chief:
             return _lead(cluster, options, worker, server, publish)
         try:

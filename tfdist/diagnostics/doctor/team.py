@@ -47,7 +47,7 @@ class Team:
     def examine(self, troubles: list[str]) -> Report:
         """Makes all checks; `troubles` is what went wrong as the workers joined."""
         facts = self._facts()
-        findings = [*all_checks(facts), check_collective(facts)]
+        findings = [*all_checks(facts, self._cluster.hosts), check_collective(facts)]
         links: list[Link] = []
         if self._cluster.num_workers > 1:
             reached = self._reached()

@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from tfdist.cluster.base import Cluster
 from tfdist.cluster.sockets import abort, connect, listen
 from tfdist.errors import PeerError
 
@@ -147,20 +148,20 @@ class Server:
     dropped.
 
     Args:
-        address: this worker's `host:port`.
-        index: its index.
+        cluster: the job, and which worker this is.
         most: how many connections it holds at a time; more are refused.
+        timeout_s: how long to wait for this worker's host name to become known.
 
     Raises:
         UsageError: the address cannot be used.
     """
 
-    def __init__(self, address: str, index: int, most: int):
+    def __init__(self, cluster: Cluster, most: int, timeout_s: float = 0.0):
         self.joined: queue.Queue[tuple[dict[str, Any], Channel]] = queue.Queue()
-        self._index = index
+        self._index = cluster.index
         self._places = threading.Semaphore(most)
         self._closed = threading.Event()
-        self._listener = listen(address, index)
+        self._listener = listen(cluster, timeout_s)
         self._listener.settimeout(_POLL_S)
         self._thread = threading.Thread(target=self._accept, daemon=True)
         self._thread.start()
