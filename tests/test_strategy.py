@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.distribute import collective_all_reduce_strategy
+from tensorflow.python.eager import context as tf_context
 
 import tfdist
 from tfdist.errors import UsageError
@@ -81,6 +82,23 @@ def test_what_cpu_workers_rely_on():
     code = "import tfdist; s = tfdist.make_strategy('multi_worker', num_devices=3); print(s.num_replicas_in_sync)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout == "3\n", done.stderr
+
+
+def test_what_coordination_relies_on():
+    """tfdist.coordination sets TensorFlow's watch up before the strategy would; a job shows it: test_survival."""
+    assert "heartbeat_timeout_in_ms" in inspect.signature(tf_context.Context.configure_coordination_service).parameters
+    made = collective_all_reduce_strategy.CollectiveAllReduceExtended
+    assert "if context.context().coordination_service is None:" in inspect.getsource(made)
+
+
+def test_wrong_use_that_nobody_catches_is_exit_code_2():
+    code = "import tfdist; tfdist.make_strategy('auto', devices=['gpu:7'])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].startswith("tfdist.errors.UsageError: ") and "Traceback" in done.stderr
+    code = "import tfdist; tfdist.make_strategy('one_device'); raise ValueError('mine')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and done.stderr.endswith("ValueError: mine\n")
 
 
 def test_auto_says_what_it_chose_and_why(cpu_devices, caplog):

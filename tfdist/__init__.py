@@ -8,6 +8,7 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "Cluster": "tfdist.cluster",
     "PeerError": "tfdist.errors",
+    "SaveCheckpoints": "tfdist.training.save_callback",
     "ScalingCallback": "tfdist.telemetry.callback",
     "TrainLoop": "tfdist.training.loop",
     "UsageError": "tfdist.errors",
@@ -19,6 +20,7 @@ _MODULES = ("data", "hooks", "training")
 __all__ = [
     "Cluster",
     "PeerError",
+    "SaveCheckpoints",
     "ScalingCallback",
     "TrainLoop",
     "UsageError",
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from tfdist.telemetry.callback import ScalingCallback
     from tfdist.training.loop import TrainLoop
     from tfdist.training.prepare import prepare
+    from tfdist.training.save_callback import SaveCheckpoints
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,8 @@
 """The three kinds of failure that tfdist reports, and the exit codes."""
 
+import sys
+from types import TracebackType
+
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_WRONG_USE = 2
@@ -22,3 +25,21 @@ class SaveError(RuntimeError):
 
 class PeerError(RuntimeError):
     """Another worker did not come up, disagreed, or went away; the message names it."""
+
+
+def exit_2_on_wrong_use() -> None:
+    """Lets a UsageError that nobody catches end this process with `EXIT_WRONG_USE`, so that nothing starts it again.
+
+    It is shown as it would be otherwise.
+    """
+    shown = sys.excepthook
+    if getattr(shown, "of_tfdist", False):
+        return
+
+    def show(kind: type[BaseException], error: BaseException, traceback: "TracebackType | None") -> None:
+        shown(kind, error, traceback)
+        if isinstance(error, UsageError):
+            raise SystemExit(EXIT_WRONG_USE)
+
+    show.of_tfdist = True
+    sys.excepthook = show

@@ -6,6 +6,7 @@ import faulthandler
 import functools
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -23,8 +24,9 @@ from tfdist.cluster.mpi import leave as leave_mpi
 from tfdist.cluster.mpi import processes
 from tfdist.cluster.variables import MONITOR
 from tfdist.config import STRATEGIES, did_you_mean
+from tfdist.coordination import watch_without_haste
 from tfdist.cpu_workers import CPUWorkersStrategy
-from tfdist.errors import UsageError
+from tfdist.errors import UsageError, exit_2_on_wrong_use
 from tfdist.liveness import Limits, Monitor, Pulse
 from tfdist.liveness.signals import kept_handlers
 
@@ -59,12 +61,13 @@ def make_strategy(
         cluster: who takes part; by default `Cluster.detect()`.
         start_timeout: seconds to wait for the other workers.
         hang_timeout: seconds after which a worker that is silent, or whose step does not move, counts as hung, and
-            ends the job (see `tfdist.liveness.Limits`). None takes what the launcher says, or 30.
+            ends the job (see `tfdist.liveness.Limits`). It goes before what the launcher says; None takes that, or 30.
 
     Raises:
         UsageError: unknown name, more devices than exist, or devices that were initialised before.
         PeerError: a worker did not come up in time or disagrees; the message names it.
     """
+    exit_2_on_wrong_use()
     limits = None if hang_timeout is None else Limits(hang_timeout)
     meeting = _Meeting(start_timeout, limits)
     strategy = _make(name, devices, num_devices, cluster, meeting)
@@ -89,10 +92,12 @@ def _launchers_monitor() -> "str | None":
 
 @functools.cache
 def _pulse(index: int, monitor: str, hang_timeout: "float | None") -> Pulse:
-    pulse = Pulse(index, monitor, hang_timeout)
+    pulse = Pulse(index, monitor, hang_timeout, launched=_launchers_monitor() is not None)
     atexit.register(pulse.close)
     if sys.__stderr__ is not None:
-        faulthandler.enable(sys.__stderr__)  # a process that is ended as stuck says where it was
+        faulthandler.enable(sys.__stderr__)
+        if signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL:  # which ends a process; now it says where it was first
+            faulthandler.register(signal.SIGQUIT, sys.__stderr__, all_threads=True, chain=True)
     return pulse
 
 
@@ -364,6 +369,7 @@ def _multi_worker(
     if cluster.num_workers == 1:
         resolver: tf.distribute.cluster_resolver.ClusterResolver = _LocalResolver()
     else:
+        watch_without_haste(cluster.num_workers)
         resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
     if num_gpus or wanted in (None, 1):
         return tf.distribute.MultiWorkerMirroredStrategy(resolver, communication_options=options)

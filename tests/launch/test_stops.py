@@ -131,7 +131,7 @@ def test_a_save_in_the_background_ends_before_the_job_is_started_again(job, tmp_
     launcher, _ = job("background=8", "fails", options=("--max_restarts=1",))
     text = launcher.communicate(timeout=60)[0].decode()
     assert launcher.returncode == 0, text
-    assert "worker 1 failed first, with exit code 3" in text and "worker 0 was ended by that, with exit code 1" in text
+    assert "worker 1 failed first, with exit code 3" in text and "worker 0 then ended, with exit code 1" in text
     assert (tmp_path / "saved").exists()
 
 

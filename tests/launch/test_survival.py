@@ -122,6 +122,20 @@ def test_stopped_workers(undisturbed, tmp_path, number):
     job.assert_nothing_is_left(tmp_path / "checkpoints")
 
 
+def test_a_pause_that_is_shorter_than_the_hang_timeout_is_no_failure(undisturbed, tmp_path):
+    """TensorFlow by itself would end the job after 10 s."""
+    job = survivor(tmp_path, "loop", ["--workers=2", "--hang_timeout=60"], PACE="0.05")
+    try:
+        job.until(lambda: steps_done(tmp_path))
+        job.signal(1, signal.SIGSTOP)
+        time.sleep(16)
+        job.signal(1, signal.SIGCONT)
+        finished(job)
+    finally:
+        job.end()
+    assert not job.events("failure") and weights(tmp_path) == weights(undisturbed["loop"])
+
+
 PHASES = ["start", "trace", "data", "step", "evaluation", "callback", "save", "anywhere", "anywhere", "second"]
 
 

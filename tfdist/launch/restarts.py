@@ -55,7 +55,7 @@ class Restarts:
         self._events = events
         self._last: Outcome | None = None
         self._began = self._attempt_began = time.monotonic()
-        self._lost_s = 0.0
+        self._lost_s = self._told_lost_s = 0.0
         self._repeated = 0
 
     def run(self) -> int:
@@ -141,14 +141,15 @@ class Restarts:
     def _tell(self, failure: Failure, *, restarts: bool) -> None:
         """Prints the failing worker's last lines, and what comes next; the last thing printed is what matters most."""
         log = f" (all of it: {self._logs[failure.worker].name})" if self._logs else ""
-        self._note(f"{failure.headline}. Its last lines{log}:")
+        printed = "Its last lines" if failure.last_lines else "It printed nothing"
+        self._note(f"{failure.headline}. {printed}{log}{':' if failure.last_lines else '.'}")
         for line in failure.last_lines:
             self._screen.line(failure.worker, line.encode())
         self._events.append({**failure.as_event(), "restarts": restarts})
         if not restarts:
             return
         for worker, how in failure.others.items():
-            self._note(f"worker {worker} was ended by that, {how}")
+            self._note(f"worker {worker} then ended, {how}")
         policy = self._budget.policy
         self._note(
             f"restart {self._budget.total} of the job, on new ports (without progress: {self._budget.spent} of "
@@ -163,6 +164,7 @@ class Restarts:
         self._last = None
         repeated = max(0, (failure.step or 0) - step)
         self._repeated += repeated
+        self._told_lost_s += lost_s
         self._note(f"training goes on from step {step}: {repeated} step(s) are repeated, {lost_s:.1f} s were lost")
         start_s = time.monotonic() - self._attempt_began
         seconds = {"lost_s": round(lost_s, 3), "start_s": round(start_s, 3)}
@@ -173,8 +175,8 @@ class Restarts:
         if self._budget.total:
             took_s = time.monotonic() - self._began
             self._note(
-                f"{self._budget.total} restart(s): {self._repeated} step(s) were repeated, and {self._lost_s:.1f} s of "
-                f"{took_s:.1f} s went by between failures and new starts"
+                f"{self._budget.total} restart(s): {self._repeated} step(s) were repeated, and until training went on "
+                f"{self._told_lost_s:.1f} s of {took_s:.1f} s went by"
             )
 
     def _wait(self, over: Callable[[], bool]) -> "int | None":

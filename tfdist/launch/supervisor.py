@@ -179,7 +179,8 @@ class Supervisor:
     def _blame(self, worker: WorkerProcess) -> None:
         self.first_failed = worker
         self.failed_at = self.failed_at or time.monotonic()
-        seen = next(seen for seen in self._monitor.seen() if seen.index == worker.index)
+        seen = self._monitor.seen()[worker.index]
+        self.why = self.why or seen.failed
         self._monitor.condemn(Verdict("lost", (worker.index,), f"{seen.label} has failed"))
         self._stop(signal.SIGTERM, TERMINATE_GRACE_S, told=True)
 

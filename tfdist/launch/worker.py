@@ -88,13 +88,13 @@ def signal_group(group: int, number: int) -> None:
 
 
 def dump_stack(pid: int) -> None:
-    """Ends a process, which may be stopped, with SIGABRT, at which Python prints where it is.
+    """Ends a process, which may be stopped, with SIGQUIT, at which one of tfdist's prints where it is.
 
     Args:
         pid: Its id.
     """
     # The second waits until the first lets a stopped process go on, and is then the first thing it sees.
-    for number in (signal.SIGABRT, signal.SIGCONT):
+    for number in (signal.SIGQUIT, signal.SIGCONT):
         try:
             os.kill(pid, number)
         except ProcessLookupError:

@@ -50,18 +50,27 @@ class Pulse:
         index: Which worker this is.
         monitor: Where the monitor is, as its `address`; None for no monitor.
         hang_timeout: What the user asked for; None takes the monitor's.
+        launched: Whether the monitor is the launcher's.
 
     Raises:
         PeerError: nothing answers at the monitor's address.
     """
 
-    def __init__(self, index: int = 0, monitor: "str | None" = None, hang_timeout: "float | None" = None) -> None:
+    def __init__(
+        self,
+        index: int = 0,
+        monitor: "str | None" = None,
+        hang_timeout: "float | None" = None,
+        *,
+        launched: bool = False,
+    ) -> None:
         if hang_timeout is not None:
             Limits(hang_timeout)
         self.stops = Stops()
         self.saves = False
         self.has_monitor = monitor is not None
         self._index = index
+        self._launched = launched
         self._lock = threading.Lock()
         self._phase, self._step, self._slowest_s = "outside", 0, 0.0
         self._moved_at = time.monotonic()
@@ -102,8 +111,8 @@ class Pulse:
         """Sets what this process is doing now, one of `PHASES`; returns what it was."""
         before, self._phase = self._phase, phase
         self._moved_at = time.monotonic()
-        if self.has_monitor and "outside" in (before, phase) and before != phase:
-            # At once: whether a process that ends now was in training must be known.
+        if self.has_monitor and before != phase and ("outside" in (before, phase) or before == "start"):
+            # At once: whether a process that ends now was in training must be known, and where it began.
             self._send(self.beat().to_message())
         return before
 
@@ -269,8 +278,8 @@ class Pulse:
 
     def _end(self, verdict: Verdict) -> None:
         say(verdict.text)
-        if self._index in verdict.workers:
-            say("this process is at:")
+        if self._index in verdict.workers and not (verdict.kind == "silent" and self._launched):
+            say("this process is at:")  # the launcher makes one that was silent say so by a signal
             faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         deadline = time.monotonic() + LAST_WORK_S
         for work in self._work:

@@ -14,6 +14,7 @@ from tfdist.cluster.base import is_started_again
 from tfdist.data import Position
 from tfdist.errors import SaveError, UsageError
 from tfdist.hooks import Hook, ReplicaState
+from tfdist.liveness.pulse import say
 from tfdist.strategy import is_chief, pulse_of
 from tfdist.training import seams
 from tfdist.training.checkpoint_files import (
@@ -199,7 +200,8 @@ class Checkpoints:
         for i, state in enumerate(states):
             restore_state(self._strategy, state, reader.get_tensor(_hook_key(i) + _VALUE))
         self._goes_on = True
-        _log.info("resumed from %s at step %d", saved.path, saved.step)
+        if is_chief(self._strategy):
+            say(f"resumed from {saved.path} at step {saved.step}")
         return dataclasses.replace(saved, evaluation_due=bool(evaluation_due))
 
     def newest(self) -> "Saved | None":
