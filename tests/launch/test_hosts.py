@@ -359,7 +359,8 @@ def test_kill_9_of_the_launcher_s_group_leaves_nothing(shell, script, up, alive,
 
 
 def test_a_stopped_worker_prints_where_it_is(tmp_path):
-    program = "import faulthandler, os, signal; faulthandler.register(signal.SIGQUIT, chain=True); os.kill(os.getpid(), signal.SIGSTOP)"
+    program = "import faulthandler, os, signal as s; faulthandler.register(s.SIGQUIT, chain=True); "
+    program += "os.kill(os.getpid(), s.SIGSTOP)"
     agent = subprocess.Popen(
         [sys.executable, "-m", "tfdist.launch.agent"],
         stdin=subprocess.PIPE,
