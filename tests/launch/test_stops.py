@@ -98,9 +98,10 @@ def test_a_last_save_may_take_longer_than_the_others_wait(job, tmp_path, remaini
     assert remaining() == []
 
 
-def test_a_last_save_that_fails_is_a_failure(job):
-    launcher, pids = job("full", options=("--max_restarts=3",))
-    os.kill(pids[1], signal.SIGTERM)
+@pytest.mark.parametrize("whom", ["other", "launcher"])
+def test_a_last_save_that_fails_is_a_failure(job, whom):
+    launcher, pids = job("full", options=("--max_restarts=3",) if whom == "launcher" else ())
+    os.kill(pids[1] if whom == "other" else launcher.pid, signal.SIGTERM)
     text = launcher.communicate(timeout=40)[0].decode()
     assert launcher.returncode == 1, text
     assert "worker 0 failed first, with exit code 1" in text and "restart 1" not in text

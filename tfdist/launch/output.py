@@ -17,7 +17,7 @@ MAX_LINE_BYTES = 1 << 16
 TAIL_LINES = 40
 """How many of a worker's last lines are shown if it fails."""
 _KEPT_LINES = 400
-_STACKS = re.compile(rb"^(Fatal Python error: |tfdist: this process is at:)")
+_STACKS = re.compile(rb"^(Fatal Python error: |tfdist: this process is at:|Thread 0x\w+ .*\(most recent call first\))")
 
 _PIECES = re.compile(rb"\n|\r|\x08+|[^\n\r\x08]+")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

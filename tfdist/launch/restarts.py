@@ -76,13 +76,13 @@ class Restarts:
                 return EXIT_DONE if number is None else self._interrupted(number)
             progress = self._budget.progressed(failure.step)
             wait_s = None
-            if failure.code != EXIT_WRONG_USE and (self._grows or not outcome.failed_to_stop):
+            if failure.code != EXIT_WRONG_USE:
                 wait_s = self._budget.wait_s(time.monotonic())
             self._tell(failure, restarts=wait_s is not None and number is None)
-            if wait_s is None:
-                return EXIT_WRONG_USE if failure.code == EXIT_WRONG_USE else EXIT_FAILED
-            if number is not None:
+            if number is not None and wait_s is not None and not outcome.failed_to_stop:
                 return self._interrupted(number)
+            if number is not None or wait_s is None:
+                return EXIT_WRONG_USE if failure.code == EXIT_WRONG_USE else EXIT_FAILED
             if self._places.failed(active[failure.worker], time.monotonic(), progress=progress):
                 self._note(f"place {active[failure.worker]} has failed twice in a row, and is left out for a while")
             until = outcome.at + wait_s
