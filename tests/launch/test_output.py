@@ -116,3 +116,38 @@ def test_a_pipe_gets_a_bar_once_and_now_and_then(monkeypatch):
     screen.progress(0, b"4/9")
     screen.line(0, b"9/9")
     assert pipe.getvalue() == b"[worker 0] 3/9\n[worker 0] 9/9\n"
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_a_line_printed_in_pieces_comes_once_in_a_pipe(flush, monkeypatch):
+    """The worker was quiet for long before, and the launcher may look between two pieces."""
+    pipe = io.BytesIO()
+    screen = Screen(pipe)
+    clock = [100.0]
+    monkeypatch.setattr("tfdist.launch.output.time.monotonic", lambda: clock[0])
+    assembler = LineAssembler(lambda line: screen.line(1, line))
+    for later, data in [(0.0, b"start\n"), (60.0, b"DONE"), (0.1, b" "), (0.1, b"-12.38"), (0.1, b"\n")]:
+        clock[0] += later
+        assembler.feed(data)
+        screen.progress(1, assembler.unfinished)
+        if flush:
+            screen.flush()
+    assert pipe.getvalue() == b"[worker 1] start\n[worker 1] DONE -12.38\n"
+
+
+def test_a_line_that_stays_unfinished_in_a_pipe_is_shown_once(monkeypatch):
+    pipe = io.BytesIO()
+    screen = Screen(pipe)
+    clock = [100.0]
+    monkeypatch.setattr("tfdist.launch.output.time.monotonic", lambda: clock[0])
+    screen.line(1, b"start")
+    clock[0] += 60
+    screen.progress(1, b"Continue? ")
+    screen.flush()
+    assert pipe.getvalue() == b"[worker 1] start\n"
+    for _ in range(100):  # nothing more comes, and the launcher goes on looking
+        clock[0] += 0.5
+        screen.flush()
+    assert pipe.getvalue() == b"[worker 1] start\n[worker 1] Continue? \n"
+    screen.line(1, b"Continue? ")
+    assert pipe.getvalue() == b"[worker 1] start\n[worker 1] Continue? \n"

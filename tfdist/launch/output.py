@@ -2,7 +2,8 @@ r"""Turns the raw output of several workers into one stream in which every line 
 
 Progress bars rewrite their line with `\r` and `\b`. On a terminal the newest such line stays at the bottom
 and is rewritten there, whatever other workers print above it. In a file or a pipe only its last state is
-written, when it ends, and its state of the moment from time to time, so that a long epoch does not look dead.
+written, when it ends, and, if that takes long, its state of the moment from time to time, so that a long epoch does
+not look dead.
 """
 
 import re
@@ -23,6 +24,7 @@ _PIECES = re.compile(rb"\n|\r|\x08+|[^\n\r\x08]+")
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _ERASE_LINE = b"\r\x1b[K"
 _HEARTBEAT_S = 10.0
+_UNFINISHED_S = 1.0
 
 
 class LineAssembler:
@@ -115,6 +117,7 @@ class Screen:
         self._in_place = stream.isatty()
         self._bottom: tuple[int, bytes] | None = None
         self._shown_at: dict[int, float] = {}
+        self._unfinished: dict[int, tuple[bytes, float]] = {}
         self._under_way: dict[int, bytes] = {}
 
     def line(self, worker: int, text: bytes) -> None:
@@ -126,6 +129,7 @@ class Screen:
         """
         if self._bottom is not None and self._bottom[0] == worker:
             self._set_bottom(None)
+        self._unfinished.pop(worker, None)
         if self._under_way.pop(worker, None) != text:  # else its last state is there already
             self.note(_prefix(worker) + text)
         self._shown_at[worker] = time.monotonic()
@@ -152,12 +156,16 @@ class Screen:
             return
         if self._in_place:
             self._set_bottom((worker, text))
-        elif time.monotonic() - self._shown_at.setdefault(worker, time.monotonic()) >= _HEARTBEAT_S:
-            self.line(worker, text)
-            self._under_way[worker] = text
+            return
+        now = time.monotonic()
+        self._shown_at.setdefault(worker, now)
+        _, since = self._unfinished.get(worker, (b"", now))
+        self._unfinished[worker] = (text, since)
+        self._show_unfinished(now)
 
     def flush(self) -> None:
-        """Passes on what was written so far."""
+        """Passes on what was written so far, with the lines that have been unfinished for long."""
+        self._show_unfinished(time.monotonic())
         if not self.broken:
             try:
                 self._stream.flush()
@@ -170,6 +178,19 @@ class Screen:
         if bottom is not None:
             self._write(b"\n")
         self.flush()
+
+    def _show_unfinished(self, now: float) -> None:
+        """Writes the state of lines that have been under way for a while, of workers that have been quiet for long.
+
+        A line that was just begun is left alone: it may be printed in pieces, and end in a moment.
+        """
+        for worker, (text, since) in self._unfinished.items():
+            if now - since < _UNFINISHED_S or now - self._shown_at[worker] < _HEARTBEAT_S:
+                continue
+            if self._under_way.get(worker) != text:
+                self.note(_prefix(worker) + text)
+                self._under_way[worker] = text
+                self._shown_at[worker] = now
 
     def _set_bottom(self, bottom: tuple[int, bytes] | None) -> None:
         if self._bottom is not None:
