@@ -80,6 +80,7 @@ _WITH_DEFAULTS = ("max_restarts", "restart_window", "hang_timeout")
 
 
 def _launch(arguments: list[str]) -> int:
+    from tfdist.command import as_typed
     from tfdist.launch import render
     from tfdist.launch.hosts import Hosts, environment_options
     from tfdist.launch.local import launch
@@ -118,7 +119,8 @@ def _launch(arguments: list[str]) -> int:
         metavar="NAME[=VALUE]",
         action="append",
         help="an environment variable for the workers; may be given again. Workers on hosts get PYTHONPATH and what "
-        "begins with TFDIST_, TF_, NCCL_, KERAS_, OMP_ or XLA_ by themselves, no secrets, and nothing else",
+        "begins with TFDIST_, TF_, NCCL_, KERAS_, OMP_ or XLA_ by themselves, no secrets, and nothing else. With "
+        "--render it is written into the job file",
     )
     parser.add_argument(
         "--mpi",
@@ -188,7 +190,9 @@ def _launch(arguments: list[str]) -> int:
         hosts = None
         for name, value in of_hosts.items():
             if value is not None:
-                raise UsageError(f"--{name}={value} is for workers on other hosts; give --hosts too, or leave it out")
+                raise UsageError(
+                    f"{as_typed(name, value)} is for workers on other hosts; give --hosts too, or leave it out"
+                )
     return launch(
         hosts.workers if hosts is not None and options.workers is None else options.workers,
         command,

@@ -2,13 +2,17 @@
 
 import argparse
 import json
+import re
 import signal
 import subprocess
 from pathlib import Path
 from typing import Any, NoReturn
 
+from tfdist.cluster.address import cut, shorten
 from tfdist.errors import UsageError
 from tfdist.files import write_whole
+
+_LONGEST = 200
 
 
 class OptionParser(argparse.ArgumentParser):
@@ -17,6 +21,22 @@ class OptionParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises the error."""
         raise UsageError(f"{message} ('{self.prog} --help' says more)")
+
+
+def as_typed(option: str, value: Any) -> str:
+    """Returns an option as the user has typed it, such as `--mpi`, `--pin=1` or `--env=A=1 --env=B`.
+
+    Args:
+        option: Its name, without dashes.
+        value: What it was read as: True, text, a number, or a list of what it was given.
+    """
+    if value is True:
+        return f"--{option}"
+    if isinstance(value, list):
+        return " ".join(as_typed(option, one) for one in value)
+    text = f"{value:.12g}" if isinstance(value, float) else str(value)
+    plain = re.fullmatch(r"[\w.,:/=@%+~-]*", text, re.ASCII)
+    return f"--{option}={cut(text, _LONGEST) if plain else shorten(text, _LONGEST)}"
 
 
 def end(process: subprocess.Popen) -> None:

@@ -1,6 +1,7 @@
 """`tfdist launch --render`: job files that parse, say what was asked for, and hold any argument."""
 
 import os
+import re
 import shlex
 import subprocess
 
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from tfdist import cli
 from tfdist.cluster import Cluster
 from tfdist.errors import UsageError
-from tfdist.launch.render import Job, render
+from tfdist.launch.pods import check_amount
+from tfdist.launch.render import Job, carried, render
 
 ARGUMENTS = (
     "a b",
@@ -134,16 +136,26 @@ def test_names(script, name):
 @pytest.mark.parametrize(
     ("system", "changes", "said"),
     [
-        ("nomad", {}, "--render='nomad': choose one of slurm, kubernetes"),
+        ("nomad", {}, "--render=nomad: choose one of slurm, kubernetes"),
         ("kubernetes", {}, "--image is missing"),
         ("kubernetes", {"image": "i", "options": ("partition=gpu",)}, "name, namespace, service_account, cpu, memory"),
-        ("kubernetes", {"image": "i", "options": ("name=My Job",)}, "name='My Job': a name of at most 40 lower"),
-        ("slurm", {"image": "i"}, "--image='i' is for --render=kubernetes"),
+        (
+            "kubernetes",
+            {"image": "i", "options": ("name=My Job",)},
+            "--render_option='name=My Job': a name of at most 40 lower",
+        ),
+        ("slurm", {"image": "i"}, "--image=i is for --render=kubernetes"),
         ("slurm", {"max_restarts": 2}, "--max_restarts=2: Slurm"),
-        ("slurm", {"options": ("-p gpu",)}, "'-p gpu': a long option of sbatch"),
-        ("slurm", {"options": ("ntasks=3",)}, "'ntasks=3': tfdist writes this option itself"),
+        ("slurm", {"options": ("-p gpu",)}, "--render_option='-p gpu': a long option of sbatch"),
+        ("slurm", {"options": ("ntasks=3",)}, "--render_option=ntasks=3: tfdist writes this option itself"),
         ("slurm", {"options": ("comment=a\n#SBATCH --wrap=x",)}, "no quotes, backslashes, # or line breaks"),
         ("slurm", {"options": ('comment="',)}, "no quotes"),
+        ("slurm", {"options": ("exclusive=",)}, "--render_option=exclusive=: there is no value after the ="),
+        ("slurm", {"variables": {"1A": ""}}, "--env=1A: in a job file a variable's name has letters"),
+        ("slurm", {"variables": {"A-B": ""}}, "--env=A-B: in a job file a variable's name has letters"),
+        ("kubernetes", {"image": "i", "variables": {"TFDIST_PORT": "1"}}, "--env=TFDIST_PORT: the scheduler tells"),
+        ("slurm", {"variables": {"TF_CONFIG": "{}"}}, "--env=TF_CONFIG: the scheduler tells"),
+        ("slurm", {"variables": {"A": "\udcff"}}, "--env=A: the value has bytes that are no text"),
         ("slurm", {"workers": 0}, "workers=0 has to be an integer of at least 1"),
         ("slurm", {"gpus": 0}, "gpus=0 has to be"),
         ("slurm", {"command": ("x.py", "\udcff")}, "bytes that are no text"),
@@ -160,22 +172,30 @@ def test_refuses(system, changes, said):
     [
         (
             ["--render=slurm", "--mpi"],
-            "that this command starts; leave it out with --render=slurm",
+            "error: --mpi is for workers that this command starts; leave it out with --render=slurm",
         ),
-        (["--render=slurm", "--hosts=h1"], "--hosts='h1' is for workers that this command starts"),
+        (["--render=slurm", "--hosts=h1"], "--hosts=h1 is for workers that this command starts"),
         (["--render=slurm", "--pin=1"], "--pin=1 is for workers that this command starts"),
         (["--render=slurm", "--pin=0"], "--pin=0 is for workers that this command starts"),
         (["--render=slurm", "--min_workers=1"], "--min_workers=1 is for workers that this command starts"),
-        (["--render=kubernetes", "--health_check=true"], "--health_check='true' is for workers that this command"),
-        (["--render=slurm", "--restart_window=3600"], "--restart_window=3600.0 is for workers that this command"),
+        (["--render=kubernetes", "--health_check=true"], "--health_check=true is for workers that this command"),
+        (["--render=slurm", "--restart_window=3600"], "--restart_window=3600 is for workers that this command"),
         (
             ["--render=kubernetes", "--hang_timeout=30"],
-            "--hang_timeout=30.0 is for workers that this command starts; with --render=kubernetes give it to the "
+            "--hang_timeout=30 is for workers that this command starts; with --render=kubernetes give it to the "
             "script, after its name",
         ),
         (["--render=slurm", "--max_restarts=1"], "--max_restarts=1: Slurm"),
         (["--gpus=0"], "--gpus=0 is for job files"),
-        (["--image=i"], "--image='i' is for job files; add --render=slurm or --render=kubernetes"),
+        (
+            ["--render_option=a=1", "--render_option", "b"],
+            "error: --render_option=a=1 --render_option=b is for job files",
+        ),
+        (["--render=slurm", "--health_check=test -d x"], "error: --health_check='test -d x' is for workers that"),
+        (["--start_timeout=30"], "error: --start_timeout=30 is for workers on other hosts"),
+        (["--render=slurm", "--env=TFDIST_NOT_SET"], "TFDIST_NOT_SET is not set here"),
+        (["--render=kubernetes", "--image=i", "--render_option=memory=32GB"], "--render_option=memory=32GB: a number"),
+        (["--image=i"], "--image=i is for job files; add --render=slurm or --render=kubernetes"),
         (["--render=nomad"], "--render"),
         (["--render=slurm", "--render_to=no-such-folder/job"], "there is no folder"),
     ],
@@ -197,3 +217,139 @@ def test_the_command_writes_to_its_output_or_to_a_new_file(tmp_path, capsys):
     assert cli.main(args) == 2
     assert place.read_text() == "mine" and "exists already" in capsys.readouterr().err
     assert os.listdir(tmp_path) == ["job.sh"]
+
+
+def _offered(script: str) -> list[str]:
+    return [line.removeprefix("##SBATCH ") for line in script.splitlines() if line.startswith("##SBATCH")]
+
+
+def test_slurm_options_that_were_given_are_not_offered():
+    assert _offered(render("slurm", job())) == ["--partition=NAME", "--account=NAME", "--time=04:00:00"]
+    assert _offered(render("slurm", job("partition=gpu", "time=10", "time-min=5"))) == ["--account=NAME"]
+    script = render("slurm", job("partition=gpu", "time=10", "account=me"))
+    assert _offered(script) == [] and "One # less" not in script
+
+
+def worker_and_volumes(manifest: str) -> tuple[dict, list]:
+    pod = pod_spec(manifest)["template"]["spec"]
+    return pod["containers"][0], pod["volumes"]
+
+
+def edited(manifest: str) -> str:
+    """Does what the comments ask for: takes the # away from the volume and its mounts."""
+    return re.sub(r"^( +)# ((- name: shared|  ).*)$", r"\1\2", manifest, flags=re.MULTILINE)
+
+
+_SHM = {"name": "shared-memory", "mountPath": "/dev/shm"}
+
+
+def test_shared_memory_is_that_of_the_machine():
+    worker, volumes = worker_and_volumes(render("kubernetes", job(image="i")))
+    assert worker["volumeMounts"] == [_SHM]
+    assert volumes == [{"name": "shared-memory", "emptyDir": {"medium": "Memory"}}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mounts", "said"),
+    [
+        ([], [{"mountPath": "/PATH"}], []),
+        (["--checkpoint_dir="], [{"mountPath": "/PATH"}], []),
+        (["--checkpoint_dir=gs://bucket/run"], [{"mountPath": "/PATH"}], []),
+        (
+            ["--checkpoint_dir=/a b/c/"],
+            [{"mountPath": "/a b/c"}],
+            ['"--checkpoint_dir=/a b/c/" has to be on such a disk, or restarts begin at step 0.'],
+        ),
+        (
+            ["-checkpoint_dir", "runs/c"],
+            [{"mountPath": "/PATH"}],
+            [
+                '"--checkpoint_dir=runs/c" (in the image\'s working directory) has to be on such a disk, or restarts '
+                "begin at step 0."
+            ],
+        ),
+        (
+            ["--log_dir=/l", "--checkpoint_dir=/c"],
+            [{"mountPath": "/l", "subPath": "log_dir"}, {"mountPath": "/c", "subPath": "checkpoint_dir"}],
+            [
+                '"--log_dir=/l" has to be on such a disk, or it is gone with its pod.',
+                '"--checkpoint_dir=/c" has to be on such a disk, or restarts begin at step 0.',
+            ],
+        ),
+        (
+            ["--log_dir=/r/log\n- x", "--checkpoint_dir=/r"],
+            [{"mountPath": "/r"}],
+            [
+                r'"--log_dir=/r/log\U0000000a- x" has to be on such a disk, or it is gone with its pod.',
+                '"--checkpoint_dir=/r" has to be on such a disk, or restarts begin at step 0.',
+            ],
+        ),
+    ],
+)
+def test_folders_that_have_to_outlive_a_pod(arguments, mounts, said):
+    manifest = render("kubernetes", job(command=("x.py", *arguments), image="i"))
+    comments = [line.strip().removeprefix("# ") for line in manifest.splitlines() if "has to be on" in line]
+    assert comments == said
+    assert worker_and_volumes(manifest)[0]["volumeMounts"] == [_SHM]
+    worker, volumes = worker_and_volumes(edited(manifest))
+    assert worker["volumeMounts"] == [_SHM, *({"name": "shared", **mount} for mount in mounts)]
+    assert volumes[1:] == [{"name": "shared", "persistentVolumeClaim": {"claimName": "NAME"}}]
+
+
+@pytest.mark.parametrize("amount", ["32Gi", "500M", "1.5Ti", ".5Gi", "2048Ki", "34359738368", "1e10", "12E9", "3E"])
+def test_amounts_of_memory(amount):
+    check_amount("memory", amount)
+    worker, _ = worker_and_volumes(render("kubernetes", job(f"memory={amount}", image="i")))
+    assert worker["resources"]["limits"]["memory"] == amount
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        *(
+            (f"memory={amount}", "a number with a unit")
+            for amount in ("32GB", "32G B", "32gi", "400m", "Gi", "-1Gi", "32Gb")
+        ),
+        *((f"memory={amount}", "too little for a worker") for amount in ("32", "400", "0Gi", "1e3", "4k")),
+        *((f"cpu={amount}", "a number of cores is needed") for amount in ("8 cores", "-1", "0", "8k", "m", "all")),
+    ],
+)
+def test_amounts_that_kubernetes_does_not_know(option, said, capsys):
+    args = ["launch", "--workers=2", "--render=kubernetes", "--image=i", f"--render_option={option}", "x.py"]
+    assert cli.main(args) == 2
+    assert said in capsys.readouterr().err
+
+
+@given(st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\0"), max_size=12))
+def test_yaml_holds_any_variable(value):
+    worker, _ = worker_and_volumes(render("kubernetes", job(image="i", variables={"NO": value})))
+    found = {variable["name"]: expand(variable["value"]) for variable in worker["env"]}
+    assert found["NO"] == value and found["TFDIST_WORKERS"] == "2"
+
+
+def test_bash_holds_any_variable():
+    variables = {f"V{number}": value for number, value in enumerate(ARGUMENTS)}
+    script = render("slurm", job(variables={**variables, "PYTHONUNBUFFERED": "0"}))
+    ask = "srun() { printenv --null; }\nsqueue() { :; }\n" + script
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, timeout=20, check=True)
+    found = dict(entry.split("=", 1) for entry in done.stdout.decode().split("\0")[:-1])
+    assert {name: found[name] for name in variables} == variables and found["PYTHONUNBUFFERED"] == "0"
+
+
+def test_variables_come_from_the_option_or_from_the_environment():
+    assert carried("slurm", ["A=b=c", "B", "C="], {"B": "here", "A": "x"}) == {"A": "b=c", "B": "here", "C": ""}
+    with pytest.raises(UsageError, match="B is not set here"):
+        carried("slurm", ["B"], {})
+
+
+@pytest.mark.parametrize("system", ["slurm", "kubernetes"])
+@pytest.mark.parametrize(("name", "value"), [("MY_API_KEY", "xyzzy"), ("PROXY", "http://me:xyzzy@proxy")])
+def test_secrets_are_never_written_unasked(system, name, value, monkeypatch, capsys):
+    monkeypatch.setenv(name, value)
+    args = ["launch", "--workers=2", f"--render={system}", *(["--image=i"] if system == "kubernetes" else []), "x.py"]
+    assert cli.main([*args[:-1], f"--env={name}", "x.py"]) == 2
+    out, err = capsys.readouterr()
+    assert f"--env={name}: its value seems to be a secret" in err and "xyzzy" not in out + err
+    assert cli.main([*args[:-1], f"--env={name}={value}", "x.py"]) == 0
+    out, err = capsys.readouterr()
+    assert value in out and f"--env={name}=...: the value, which seems to be a secret" in err and "xyzzy" not in err

@@ -5,15 +5,18 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tfdist.cluster import kubernetes
 from tfdist.cluster.address import shorten
-from tfdist.command import require_folder
+from tfdist.cluster.variables import MONITOR, is_secret
+from tfdist.command import as_typed, require_folder
 from tfdist.config import did_you_mean
 from tfdist.errors import EXIT_DONE, EXIT_REQUEUE, EXIT_WRONG_USE, UsageError
+from tfdist.launch.hosts import environment_options
+from tfdist.launch.pods import check_amount, kept_folders, mount_points, remarks
 
 SYSTEMS = ("slurm", "kubernetes")
 _GRACE_S = 120
@@ -21,11 +24,17 @@ _PORT = 2222
 _LONGEST_NAME = 40  # what Kubernetes appends fits into a host name, which has at most 63 characters
 _KUBERNETES_OPTIONS = ("name", "namespace", "service_account", "cpu", "memory")
 _HERE_ONLY = (
-    *("mpi", "pin", "log_dir", "start_port", "hosts", "rsh", "python", "address", "start_timeout", "env"),
+    *("mpi", "pin", "log_dir", "start_port", "hosts", "rsh", "python", "address", "start_timeout"),
     *("min_workers", "health_check", "restart_window", "hang_timeout"),
 )
 _OF_SCRIPTS = ("hang_timeout",)
 _TAKEN_FROM_SLURM = ("ntasks", "gpus-per-task", "requeue", "no-requeue", "open-mode", "signal", "wrap")
+_OFTEN_NEEDED = {"partition": "NAME", "account": "NAME", "time": "04:00:00"}  # by Slurm's sites
+_OF_THE_SCHEDULER = ("TF_CONFIG", MONITOR, kubernetes.INDEX, kubernetes.WORKERS, kubernetes.HOST, kubernetes.PORT)
+_SECRETS = {
+    "slurm": "leave it out: sbatch passes what is set in your shell on to the job",
+    "kubernetes": "leave it out, and name a Secret of the cluster under `env` in the file (valueFrom, secretKeyRef)",
+}
 
 
 @dataclass(frozen=True)
@@ -39,6 +48,7 @@ class Job:
         gpus: GPUs of each worker; None leaves it to the scheduler.
         max_restarts: How often Kubernetes starts all workers again after one has failed.
         options: Options of the scheduler, as `name=value` or `name`.
+        variables: Environment variables for the workers.
     """
 
     workers: int
@@ -47,6 +57,7 @@ class Job:
     gpus: int | None = None
     max_restarts: int = 0
     options: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Checks the fields; raises UsageError."""
@@ -58,8 +69,10 @@ class Job:
             if value is not None and value < least:
                 raise UsageError(f"{name}={value} has to be an integer of at least {least}")
         for text in (*self.command, *self.options, self.image or ""):
-            if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
+            if not _is_text(text):
                 raise UsageError(f"{shorten(text)} has bytes that are no text, which a job file cannot hold")
+        for name, value in self.variables.items():
+            _check_variable(name, value)
 
     @property
     def name(self) -> str:
@@ -108,6 +121,7 @@ def wants(options: argparse.Namespace) -> bool:
         value = getattr(options, name, None)
         if value is None or value is False:
             continue
+        given = as_typed(name, value)
         if options.render and name in _OF_SCRIPTS:
             why = (
                 f"is for workers that this command starts; with --render={options.render} give it to the script, after "
@@ -117,7 +131,7 @@ def wants(options: argparse.Namespace) -> bool:
             why = f"is for workers that this command starts; leave it out with --render={options.render}"
         else:
             why = f"is for job files; add --render={' or --render='.join(SYSTEMS)}, or leave it out"
-        raise UsageError(f"--{name}={shorten(value)} {why}")
+        raise UsageError(f"{given} {why}")
     return bool(options.render)
 
 
@@ -134,6 +148,7 @@ def main(options: argparse.Namespace, command: Sequence[str]) -> int:
     Raises:
         UsageError: If an option cannot be right, or the file exists already.
     """
+    variables = carried(options.render, options.env or [], os.environ)
     job = Job(
         options.workers,
         tuple(command),
@@ -141,13 +156,64 @@ def main(options: argparse.Namespace, command: Sequence[str]) -> int:
         gpus=options.gpus,
         max_restarts=options.max_restarts or 0,
         options=tuple(options.render_option or ()),
+        variables=variables,
     )
     text = render(options.render, job)
     if options.render_to is None:
         sys.stdout.write(text)
     else:
         _write_new(options.render_to, text)
+    for name in (name for name, value in variables.items() if is_secret(name, value)):
+        print(
+            f"tfdist launch: --env={name}=...: the value, which seems to be a secret, can be read in the job file; "
+            f"better {_SECRETS[options.render]}",
+            file=sys.stderr,
+        )
     return EXIT_DONE
+
+
+def carried(system: str, options: "list[str]", environ: Mapping[str, str]) -> dict[str, str]:
+    """Reads what `--env` asks to write into a job file.
+
+    Args:
+        system: The scheduler.
+        options: What was given, each `NAME` or `NAME=VALUE`.
+        environ: Where the values of bare names are.
+
+    Returns:
+        The values, by name.
+
+    Raises:
+        UsageError: If a name cannot be one, a bare name is not set, or it is set to what seems to be a secret.
+    """
+    found: dict[str, str] = {}
+    for option in options:
+        variable = environment_options([option], environ)
+        for name, value in variable.items():
+            _check_variable(name, value)
+            if "=" not in option and is_secret(name, value):
+                raise UsageError(
+                    f"--env={name}: its value seems to be a secret, and would be readable in the job file; "
+                    f"{_SECRETS[system]}; or give --env={name}=VALUE to write it nevertheless"
+                )
+        found |= variable
+    return found
+
+
+def _check_variable(name: str, value: str) -> None:
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+        raise UsageError(
+            f"{as_typed('env', name)}: in a job file a variable's name has letters, digits and underscores, and no "
+            "digit first"
+        )
+    if name in _OF_THE_SCHEDULER or name.startswith("SLURM_"):
+        raise UsageError(f"--env={name}: the scheduler tells the workers who they are; leave it out")
+    if not _is_text(value):
+        raise UsageError(f"--env={name}: the value has bytes that are no text, which a job file cannot hold")
+
+
+def _is_text(text: str) -> bool:
+    return "\0" not in text and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def render(system: str, job: Job) -> str:
@@ -167,12 +233,12 @@ def render(system: str, job: Job) -> str:
         return _slurm(job)
     if system == "kubernetes":
         return _kubernetes(job)
-    raise UsageError(f"--render={shorten(system)}: choose one of {', '.join(SYSTEMS)}{did_you_mean(system, SYSTEMS)}")
+    raise UsageError(f"{as_typed('render', system)}: choose one of {', '.join(SYSTEMS)}{did_you_mean(system, SYSTEMS)}")
 
 
 def _slurm(job: Job) -> str:
     if job.image is not None:
-        raise UsageError(f"--image={shorten(job.image)} is for --render=kubernetes; leave it out")
+        raise UsageError(f"{as_typed('image', job.image)} is for --render=kubernetes; leave it out")
     if job.max_restarts:
         raise UsageError(
             f"--max_restarts={job.max_restarts}: Slurm starts a preempted job again as often as it takes, and a failed "
@@ -184,9 +250,12 @@ def _slurm(job: Job) -> str:
         own.insert(0, f"--job-name={job.name}")
     if job.gpus is not None:
         own.append(f"--gpus-per-task={job.gpus}")
+    names = {option[2:].partition("=")[0] for option in given}
     return _fill(
         "slurm.sh.jinja",
         options=own + given,
+        offered=[f"--{name}={value}" for name, value in _OFTEN_NEEDED.items() if name not in names],
+        variables={name: shlex.quote(value) for name, value in job.variables.items()},
         command=shlex.join(["python", *job.command]),
         preempted=EXIT_REQUEUE,
         grace_s=_GRACE_S,
@@ -195,19 +264,19 @@ def _slurm(job: Job) -> str:
 
 def _sbatch_option(option: str) -> str:
     name, separator, value = option.partition("=")
+    typed = as_typed("render_option", option)
     if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
         raise UsageError(
-            f"--render_option={shorten(option)}: a long option of sbatch is needed, without the dashes before it, such "
+            f"{typed}: a long option of sbatch is needed, without the dashes before it, such "
             "as partition=gpu or exclusive"
         )
     if name in _TAKEN_FROM_SLURM:
-        raise UsageError(
-            f"--render_option={shorten(option)}: tfdist writes this option itself; leave it out, or edit the job file"
-        )
+        raise UsageError(f"{typed}: tfdist writes this option itself; leave it out, or edit the job file")
+    if separator and not value:
+        raise UsageError(f"{typed}: there is no value after the =; give one, or leave the = out if sbatch needs none")
     if not re.fullmatch(r"[ !-~]*", value) or set(value) & set("\"'\\#"):
         raise UsageError(
-            f"--render_option={shorten(option)}: the value may have no quotes, backslashes, # or line breaks; write "
-            "the line into the job file"
+            f"{typed}: the value may have no quotes, backslashes, # or line breaks; write the line into the job file"
         )
     return f"--{name}{separator}" + (f'"{value}"' if re.search(r"[^\w.,:/=@%+-]", value) else value)
 
@@ -216,6 +285,7 @@ def _kubernetes(job: Job) -> str:
     if not job.image:
         raise UsageError("--image is missing: --render=kubernetes needs the container image of the workers")
     options = _kubernetes_options(job)
+    folders = kept_folders(job.command)
     name = options.get("name", job.name)
     resources = {
         "cpu": options.get("cpu"),
@@ -234,11 +304,14 @@ def _kubernetes(job: Job) -> str:
         command=[word.replace("$", "$$") for word in ("python", *job.command)],
         variables={
             "PYTHONUNBUFFERED": "1",
+            **{variable: value.replace("$", "$$") for variable, value in job.variables.items()},
             kubernetes.WORKERS: str(job.workers),
             kubernetes.HOST: f"{name}-workers-0-{{}}.{name}",
             kubernetes.PORT: str(_PORT),
         },
         port=_PORT,
+        remarks=remarks(folders),
+        mounts=mount_points(folders),
         resources={resource: amount for resource, amount in resources.items() if amount},
         preempted=EXIT_REQUEUE,
         wrong_use=EXIT_WRONG_USE,
@@ -252,15 +325,17 @@ def _kubernetes_options(job: Job) -> dict[str, str]:
         name, _, value = option.partition("=")
         if name not in _KUBERNETES_OPTIONS or not value:
             raise UsageError(
-                f"--render_option={shorten(option)}: for kubernetes NAME=VALUE with one of the names "
+                f"{as_typed('render_option', option)}: for kubernetes NAME=VALUE with one of the names "
                 f"{', '.join(_KUBERNETES_OPTIONS)} is needed; edit the job file for all else"
             )
+        if name in ("cpu", "memory"):
+            check_amount(name, value)
         options[name] = value
     name = options.get("name", job.name)
     if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) or len(name) > _LONGEST_NAME:
         raise UsageError(
-            f"--render_option=name={shorten(name)}: a name of at most {_LONGEST_NAME} lower case letters, digits and "
-            "dashes is needed, with a letter first"
+            f"{as_typed('render_option', f'name={name}')}: a name of at most {_LONGEST_NAME} lower case letters, "
+            "digits and dashes is needed, with a letter first"
         )
     return options
 
