@@ -241,6 +241,36 @@ def test_a_folder_that_cannot_be_written_and_missing_data(tmp_path):
     assert list((tmp_path / "shared").iterdir()) == []
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs Linux's /proc")
+def test_one_worker_and_a_folder_that_cannot_exist(tmp_path):
+    found = results(examine(Cluster.local(), Options("/proc/x"), lambda _: None))
+    assert found["workers"] == (Status.OK, "no cluster in the environment: one worker")
+    assert found["disk"] == (Status.SKIPPED, "there is no disk at /proc/x that tells of its space")
+    status, said = found["checkpoint_dir"]
+    assert status is Status.FAILED and said.startswith("worker 0: /proc/x cannot be made: ")
+    where = addresses(1)
+    found = results(examine(Cluster(where, 0, "TF_CONFIG"), Options(str(tmp_path)), lambda _: None))
+    assert found["workers"] == (Status.OK, "one worker (TF_CONFIG)")
+    assert found["disk"][0] is not Status.SKIPPED and found["checkpoint_dir"][0] is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("spec", "error"),
+    [
+        (
+            "bogus:{0}/none",
+            "--data=bogus:{0}/none names no file here, and bogus: is no prefix of data (there are bytes:",
+        ),
+        ("byte:file", "the module byte is not found here, installed or in {1}, and byte: is no prefix of data (there"),
+        ("bytes:{0}/none", "--data=bytes:{0}/none names no file here"),
+        ("no_such.module:load", "the module no_such.module is not found here, installed or in {1}"),
+    ],
+)
+def test_data_with_an_unknown_prefix(spec, error, tmp_path):
+    said, wanted = contents(spec.format(tmp_path)).error, error.format(tmp_path, os.getcwd())
+    assert said.startswith(wanted) if "prefix" in wanted else said == wanted
+
+
 def test_a_worker_that_was_told_something_else(tmp_path):
     found = results(job([Options(str(tmp_path), "digits"), Options()]))
     assert found["checkpoint_dir"] == (Status.FAILED, "worker 1 was given no --checkpoint_dir")
@@ -398,8 +428,13 @@ def test_data_that_differs_in_one_byte_at_an_end_in_size_or_in_names(tmp_path):
         (["--checkpoint_dir="], "--checkpoint_dir=: give a folder"),
         (["--checkpoint_dir=gs://bucket/run"], "--checkpoint_dir=gs://bucket/run: give a folder"),
         (["--data=s3://bucket/x"], "only files that the machines have mounted"),
-        (["--data=digits:3"], "--data='digits:3': give digits, bytes:PATH"),
-        (["--data=bytes:"], "--data='bytes:': give digits, bytes:PATH"),
+        (["--data=digits:3"], "--data=digits:3: give digits, bytes:PATH"),
+        (["--data=bytes:"], "--data=bytes:: give digits, bytes:PATH"),
+        (
+            ["--data=bogus:"],
+            "--data=bogus: begins with no prefix of data (there are bytes:, tfrecord: and synthetic:); give",
+        ),
+        (["--data=byte:"], "did you mean 'bytes'?"),
         (["--dat=digits"], "unrecognized arguments: --dat=digits"),
         (["more"], "unrecognized arguments: more"),
     ],

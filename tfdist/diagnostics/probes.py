@@ -116,14 +116,14 @@ def within_group(space: Space, group: Path) -> Space:
 
 
 def disk(path: "str | os.PathLike[str]") -> "Space | None":
-    """Returns the space of the file system on which `path` is, or would be; None where it is not known."""
+    """Returns the space of the file system on which `path` is, or would be; None where there is none, as in /proc."""
     place = Path(path).absolute()
     for folder in (place, *place.parents):
         try:
             usage = shutil.disk_usage(folder)
         except OSError:
             continue  # not made yet
-        return Space(usage.free, usage.total)
+        return Space(usage.free, usage.total) if usage.total else None
     return None
 
 

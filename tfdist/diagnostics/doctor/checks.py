@@ -134,7 +134,11 @@ def check_shared_memory(facts: Mapping[int, Facts]) -> Finding:
 def check_disk(facts: Mapping[int, Facts]) -> Finding:
     """Checks that the disk for checkpoints has space left."""
     fix = "Delete old checkpoints, or give a --checkpoint_dir on a larger disk."
-    return _space("disk", {index: found.disk for index, found in facts.items()}, DISK_WARNING, DISK_FAILURE, fix)
+    spaces = {index: found.disk for index, found in facts.items()}
+    if not any(spaces.values()):
+        where = sorted({found.disk_path for found in facts.values()})
+        return Finding.skipped("disk", f"there is no disk at {', '.join(where)} that tells of its space")
+    return _space("disk", spaces, DISK_WARNING, DISK_FAILURE, fix)
 
 
 def _space(check: str, spaces: "Mapping[int, Space | None]", warning: int, failure: int, fix: str) -> Finding:

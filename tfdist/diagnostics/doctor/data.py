@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tfdist.command import as_typed
+from tfdist.config import did_you_mean
 from tfdist.diagnostics.doctor.report import Finding, joined, sides, workers
 from tfdist.errors import PeerError, UsageError
 
@@ -18,6 +20,8 @@ _END_BYTES = 1 << 20
 _MOST_HASHED = 256
 """So many files are read, spread over all: names and sizes of the others have to do."""
 _SHOWN = 4
+_PREFIXES = ("bytes", "tfrecord", "synthetic")
+_THERE_ARE = "there are bytes:, tfrecord: and synthetic:"
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -57,10 +61,19 @@ def check_spec(spec: str) -> None:
     """
     name, colon, rest = spec.partition(":")
     forms = "give digits, bytes:PATH, tfrecord:GLOB, synthetic:..., package.module:function, a path or a glob"
+    typed = as_typed("data", spec)
     if "://" in spec:
-        raise UsageError(f"--data={spec!r}: only files that the machines have mounted can be compared; {forms}")
+        raise UsageError(f"{typed}: only files that the machines have mounted can be compared; {forms}")
     if not spec or (name == "digits" and colon) or (name in ("bytes", "tfrecord") and not rest):
-        raise UsageError(f"--data={spec!r}: {forms}")
+        raise UsageError(f"{typed}: {forms}")
+    if colon and not rest and name not in _PREFIXES:
+        raise UsageError(
+            f"{typed} begins with no prefix of data ({_THERE_ARE}); {forms}{did_you_mean(name, _PREFIXES)}"
+        )
+
+
+def _no_prefix(name: str) -> str:
+    return f"{name}: is no prefix of data ({_THERE_ARE})"
 
 
 def contents(spec: str) -> Contents:
@@ -158,6 +171,9 @@ def _files(spec: str, root: str, matches: list[str]) -> Contents:
     found = sorted({os.path.relpath(path, base): path for path in paths if path.is_file()}.items())
     if not found:
         what = "is an empty folder" if os.path.isdir(root) else "names no file here"
+        name, colon, _ = spec.partition(":")
+        if colon and re.fullmatch(r"\w+", name) and name not in _PREFIXES:
+            what += f", and {_no_prefix(name)}"
         return Contents("files", error=f"--data={spec} {what}")
     stride = -(-len(found) // _MOST_HASHED)
     try:
@@ -200,7 +216,8 @@ def _function(module: str) -> Contents:
     except Exception:  # to find a module, Python runs the packages that it is in
         spec = None
     if spec is None:
-        return Contents("function", error=f"the module {module} is not found here, installed or in {os.getcwd()}")
+        why = f"the module {module} is not found here, installed or in {os.getcwd()}"
+        return Contents("function", error=why if "." in module else f"{why}, and {_no_prefix(module)}")
     if not spec.origin or not os.path.isfile(spec.origin):
         return Contents("function", ((module, 0, ""),))
     file = Path(spec.origin)

@@ -60,8 +60,10 @@ class Team:
     def _present(self, troubles: list[str]) -> Finding:
         count = self._cluster.num_workers
         if not troubles and not self._lost:
-            one = "one worker, alone" if count == 1 else f"all {count} came up"
-            return Finding.ok("workers", f"{one} ({self._cluster.source})")
+            if self._cluster.is_local:
+                return Finding.ok("workers", "no cluster in the environment: one worker")
+            came = "one worker" if count == 1 else f"all {count} came up"
+            return Finding.ok("workers", f"{came} ({self._cluster.source})")
         fix = "Look at the output of these workers, and check that all workers have the same list of workers."
         return Finding.failed("workers", joined([*troubles, *self._lost]), fix)
 

@@ -98,7 +98,9 @@ class Worker:
                 self._marks.write(make_folder=self._cluster.is_chief)
                 return {"folder": folder, "error": ""}
             except FileNotFoundError as error:  # worker 0 has made it, if it is shared
-                if self._cluster.is_chief or time.monotonic() > deadline:
+                if self._cluster.is_chief:
+                    return {"folder": folder, "error": f"{folder} cannot be made: {error.strerror}"}
+                if time.monotonic() > deadline:
                     return {"folder": folder, "error": f"there is no folder {folder} ({error.strerror})"}
             except OSError as error:
                 return {"folder": folder, "error": f"{folder} cannot be written: {error.strerror or error}"}
