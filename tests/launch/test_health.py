@@ -4,33 +4,30 @@ import os
 import select
 import signal
 import socket
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from tfdist.launch.health import HealthCheck
 
-ROOT = Path(__file__).resolve().parents[2]
+
+@pytest.fixture
+def looked_at(wait_until):
+    """Looks at a place until the check has its answer, and gives that."""
+
+    def look(check, place):
+        found = []
+        wait_until(lambda: found.append(check.look(place)) or found[-1] is not None)
+        return found[-1]
+
+    return look
 
 
-def looked_at(check, place):
-    deadline = time.monotonic() + 20
-    while time.monotonic() < deadline:
-        if (well := check.look(place)) is not None:
-            return well
-        time.sleep(0.01)
-    raise AssertionError("the command has not ended")
-
-
-def test_the_command_is_told_which_place_on_which_host():
+def test_the_command_is_told_which_place_on_which_host(looked_at):
     check = HealthCheck('test "$TFDIST_PLACE $TFDIST_HOST" = "1 user@b"', ("a", "user@b"))
     assert not looked_at(check, 0) and looked_at(check, 1)
 
 
-def test_without_hosts_it_is_this_one():
+def test_without_hosts_it_is_this_one(looked_at):
     assert looked_at(HealthCheck(f'test "$TFDIST_HOST" = "{socket.gethostname()}"'), 0)
 
 
@@ -50,20 +47,9 @@ def test_a_command_that_runs_on_is_ended_with_all_it_started(tmp_path):
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_does_not_wait_for_a_check(tmp_path, number, code):
+def test_a_signal_does_not_wait_for_a_check(script, start, wait_until, tmp_path, number, code):
     asked = tmp_path / "asked"
-    script = tmp_path / "script.py"
-    script.write_text("")
-    command = [sys.executable, "-m", "tfdist.cli", "launch", "--workers=1"]
-    launcher = subprocess.Popen(
-        [*command, f"--health_check=touch {asked}; sleep 50", str(script)], stdout=subprocess.PIPE, cwd=ROOT
-    )
-    try:
-        deadline = time.monotonic() + 30
-        while not asked.exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
-        launcher.send_signal(number)
-        assert launcher.wait(20) == code
-    finally:
-        launcher.kill()
-        launcher.communicate()
+    launcher = start("--workers=1", f"--health_check=touch {asked}; sleep 50", script(""))
+    wait_until(asked.exists)
+    launcher.send_signal(number)
+    assert launcher.wait(20) == code

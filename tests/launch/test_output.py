@@ -103,11 +103,17 @@ def test_a_bar_wider_than_the_terminal_is_cut(monkeypatch):
     assert terminal.getvalue() == "[worker 0] ━━━━━━━━".encode()
 
 
-def test_a_pipe_gets_a_bar_once_and_now_and_then(monkeypatch):
+@pytest.fixture
+def piped(monkeypatch):
+    """A screen that is no terminal, what comes out of it, and the seconds that its clock shows."""
     pipe = io.BytesIO()
-    screen = Screen(pipe)
     clock = [100.0]
     monkeypatch.setattr("tfdist.launch.output.time.monotonic", lambda: clock[0])
+    return Screen(pipe), pipe, clock
+
+
+def test_a_pipe_gets_a_bar_once_and_now_and_then(piped):
+    screen, pipe, clock = piped
     screen.progress(0, b"1/9")
     clock[0] += 5
     screen.progress(0, b"2/9")
@@ -119,12 +125,9 @@ def test_a_pipe_gets_a_bar_once_and_now_and_then(monkeypatch):
 
 
 @pytest.mark.parametrize("flush", [False, True])
-def test_a_line_printed_in_pieces_comes_once_in_a_pipe(flush, monkeypatch):
+def test_a_line_printed_in_pieces_comes_once_in_a_pipe(flush, piped):
     """The worker was quiet for long before, and the launcher may look between two pieces."""
-    pipe = io.BytesIO()
-    screen = Screen(pipe)
-    clock = [100.0]
-    monkeypatch.setattr("tfdist.launch.output.time.monotonic", lambda: clock[0])
+    screen, pipe, clock = piped
     assembler = LineAssembler(lambda line: screen.line(1, line))
     for later, data in [(0.0, b"start\n"), (60.0, b"DONE"), (0.1, b" "), (0.1, b"-12.38"), (0.1, b"\n")]:
         clock[0] += later
@@ -135,11 +138,8 @@ def test_a_line_printed_in_pieces_comes_once_in_a_pipe(flush, monkeypatch):
     assert pipe.getvalue() == b"[worker 1] start\n[worker 1] DONE -12.38\n"
 
 
-def test_a_line_that_stays_unfinished_in_a_pipe_is_shown_once(monkeypatch):
-    pipe = io.BytesIO()
-    screen = Screen(pipe)
-    clock = [100.0]
-    monkeypatch.setattr("tfdist.launch.output.time.monotonic", lambda: clock[0])
+def test_a_line_that_stays_unfinished_in_a_pipe_is_shown_once(piped):
+    screen, pipe, clock = piped
     screen.line(1, b"start")
     clock[0] += 60
     screen.progress(1, b"Continue? ")

@@ -137,9 +137,9 @@ def test_a_save_in_the_background_ends_before_the_job_is_started_again(job, tmp_
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
-def test_a_signal_while_a_failed_attempt_ends_is_no_restart(job, wait_until, tmp_path, number, code):
+def test_a_signal_while_a_failed_attempt_ends_is_no_restart(job, wait_until, alive, tmp_path, number, code):
     launcher, pids = job("background=30", "fails", options=("--max_restarts=3", f"--log_dir={tmp_path / 'logs'}"))
-    wait_until(lambda: not os.path.exists(f"/proc/{pids[1]}") or _ended(pids[1]))
+    wait_until(lambda: not alive(pids[1]))
     launcher.send_signal(number)
     text = launcher.communicate(timeout=40)[0].decode()
     assert launcher.returncode == code, text
@@ -152,8 +152,3 @@ def test_events_that_cannot_be_written_do_not_end_the_job(job, tmp_path):
     text = launcher.communicate(timeout=40)[0].decode()
     assert launcher.returncode == 0, text
     assert text.count("no more events in") == 1 and "training goes on from step" in text
-
-
-def _ended(pid: int) -> bool:
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] == "Z"

@@ -10,8 +10,9 @@ from tfdist.cluster.address import check_addresses, group_by_host, shorten
 from tfdist.errors import UsageError
 
 PLANNED_WORKERS = "TFDIST_PLANNED_WORKERS"
+"""The variable that says for how many workers a job was made, where fewer are left."""
 ATTEMPT = "TFDIST_ATTEMPT"
-"""The variable that says for how many workers a job was made, where fewer may be left."""
+"""The variable that says how often the launcher has started the job before."""
 
 _LOCAL_WORKERS = ("localhost",)
 """The worker list of a job of one worker: nobody connects to it, so it has no port."""

@@ -162,10 +162,8 @@ class Supervisor:
     def _stop_if_hung(self) -> None:
         if self._monitor.verdict is None or self.first_failed is not None:
             return
-        if self._stops_in_order:
-            self.failed_to_stop = True
-            self._obey(self._monitor.verdict)
-        elif not self._stopping:
+        if self._stops_in_order or not self._stopping:
+            self.failed_to_stop |= self._stops_in_order
             self._obey(self._monitor.verdict)
 
     def _obey(self, verdict: Verdict) -> None:

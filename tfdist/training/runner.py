@@ -284,7 +284,7 @@ class Runner:
         layout = layout_of(feed)
         batch = input_there = None
         fetching = time.time()
-        if self._save_on_stop is None:
+        if self._first_call and self._save_on_stop is None:
             no_requeue()
         pulse.stops.begin()
         if feed.may_end:
