@@ -46,7 +46,7 @@ def test_a_command_that_runs_on_is_ended_with_all_it_started(tmp_path):
         assert select.select([reader], [], [], 10)[0] and reader.read() == ""
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
 def test_a_signal_does_not_wait_for_a_check(script, start, wait_until, tmp_path, number, code):
     asked = tmp_path / "asked"
     launcher = start("--workers=1", f"--health_check=touch {asked}; sleep 50", script(""))

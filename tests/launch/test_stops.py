@@ -1,7 +1,9 @@
 """Jobs that stop, or fail, while a checkpoint is being written. The workers have a pulse, and no TensorFlow."""
 
+import json
 import os
 import signal
+import time
 
 import pytest
 
@@ -9,7 +11,7 @@ pytestmark = pytest.mark.timeout(90)
 
 # A worker that trains in steps of 0.05 s, and saves where it stops. The chief's last save takes SAVE seconds.
 _WORKER = """
-import threading
+import atexit, contextlib, threading
 from tfdist.liveness import Pulse
 from tfdist.liveness.signals import StopSignals
 from tfdist.liveness.stops import Preempted
@@ -17,7 +19,7 @@ from tfdist.liveness.stops import Preempted
 options = dict(part.partition("=")[::2] for part in sys.argv[1:])
 attempt = int(os.environ["TFDIST_ATTEMPT"])
 pulse = Pulse(index, os.environ["TFDIST_MONITOR"])
-pulse.saves = True
+pulse.saves = "unsaved" not in options
 
 class Writer:
     busy = False
@@ -34,13 +36,21 @@ class Writer:
         if self.busy:
             self.thread.join(timeout_s)
 
+def end_by_error(why, code, for_good=False):
+    # As an exception in `fit` ends a process, which takes a while, with all that TensorFlow has to free.
+    atexit.register(time.sleep, 1)
+    atexit.register(pulse.close)
+    pulse.failed(why, by_others=False, for_good=for_good)
+    pulse.enter("outside")
+    sys.exit(code)
+
 writer = Writer()
 pulse.finish_before_exit(writer)
 write(f"pid-{index}", str(os.getpid()))
 pulse.enter("step")
-with StopSignals(pulse):
+with StopSignals(pulse) if pulse.saves else contextlib.nullcontext():
     try:
-        for step in range(1, 400):
+        for step in range(1, int(options.get("steps", 400))):
             pulse.stops.begin()
             time.sleep(0.05)
             pulse.stepped(step, 0.05)
@@ -51,6 +61,8 @@ with StopSignals(pulse):
                 writer.write(float(options["background"]))
             if attempt == 0 and index == 1 and step == 10 and "fails" in options:
                 sys.exit(3)
+            if index == 1 and step == 10 and "ends" in options:
+                end_by_error(**json.loads(options["ends"]))
             if attempt == 1 and step == 5:
                 break
     except Preempted:
@@ -138,12 +150,54 @@ def test_a_save_in_the_background_ends_before_the_job_is_started_again(job, tmp_
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
 def test_a_signal_while_a_failed_attempt_ends_is_no_restart(job, wait_until, alive, tmp_path, number, code):
-    launcher, pids = job("background=30", "fails", options=("--max_restarts=3", f"--log_dir={tmp_path / 'logs'}"))
+    """Also where the launcher looks at the signal before it looks at the worker."""
+    launcher, pids = job("background=30", options=("--max_restarts=3", f"--log_dir={tmp_path / 'logs'}"))
+    launcher.send_signal(signal.SIGSTOP)
+    os.kill(pids[1], signal.SIGKILL)
     wait_until(lambda: not alive(pids[1]))
     launcher.send_signal(number)
+    launcher.send_signal(signal.SIGCONT)
     text = launcher.communicate(timeout=40)[0].decode()
     assert launcher.returncode == code, text
-    assert "worker 1 failed first, with exit code 3" in text and "restart 1" not in text
+    assert "worker 1 failed first, ended by SIGKILL" in text and "restart 1" not in text
+
+
+@pytest.mark.parametrize(
+    ("ends", "code", "restarted"),
+    [
+        ({"why": "ValueError: odd", "code": 1}, 0, True),
+        ({"why": "it left by sys.exit(3)", "code": 3}, 0, True),
+        ({"why": "UsageError: no such layer", "code": 2}, 2, False),
+        ({"why": "SaveError: the disk is full", "code": 1, "for_good": True}, 1, False),
+    ],
+)
+def test_a_worker_that_ends_by_an_error_is_let_end(job, ends, code, restarted):
+    """The others have heard of it before it has gone; its exit code says whether to start it again."""
+    launcher, _ = job(f"ends={json.dumps(ends)}", options=("--max_restarts=1",))
+    text = launcher.communicate(timeout=60)[0].decode()
+    assert launcher.returncode == code, text
+    assert f"worker 1 failed first, with exit code {ends['code']}" in text and ends["why"] in text
+    assert ("restart 1 of the job" in text, "not started again" in text) == (restarted, not restarted), text
+
+
+@pytest.mark.parametrize("steps", [400, 20])
+def test_a_launcher_that_was_stopped_itself_blames_nobody(job, wait_until, alive, steps):
+    """Neither while the job goes on, nor where it has come to its end meanwhile."""
+    launcher, pids = job(f"steps={steps}", options=("--max_restarts=1", "--hang_timeout=2"))
+    launcher.send_signal(signal.SIGSTOP)
+    time.sleep(5)  # the wait is what is tested
+    assert [alive(pid) for pid in pids] == [steps == 400] * 2
+    launcher.send_signal(signal.SIGCONT)
+    text = launcher.communicate(timeout=60)[0].decode()
+    assert launcher.returncode == 0 and "failed first" not in text, text
+
+
+@pytest.mark.parametrize(("args", "code"), [([], 75), (["unsaved"], 143)])
+def test_sigterm_asks_for_a_new_start_unless_what_was_trained_is_lost(job, args, code):
+    launcher, _ = job(*args)
+    launcher.send_signal(signal.SIGTERM)
+    text = launcher.communicate(timeout=40)[0].decode()
+    assert launcher.returncode == code, text
 
 
 def test_events_that_cannot_be_written_do_not_end_the_job(job, tmp_path):

@@ -75,5 +75,6 @@ def test_agreements_are_communication(job):
     if job.chief:
         record = read_record(job.folder / "log")
         assert record.slowest == 1 and record.lag_ms == pytest.approx(15, rel=0.2), record.workers
-        assert record.workers[0].overhead_ms < 5
+        # Half of the pause tells whose overhead it is; what callbacks cost besides depends on the machine.
+        assert record.workers[1].overhead_ms - record.workers[0].overhead_ms > 7.5, record.workers
     return {}

@@ -12,6 +12,7 @@ from typing import BinaryIO
 from tfdist.cluster.base import ATTEMPT, PLANNED_WORKERS, Cluster
 from tfdist.cluster.ports import HOST, hold_ports
 from tfdist.cluster.variables import MONITOR
+from tfdist.errors import EXIT_WRONG_USE
 from tfdist.launch.agent_wire import Order
 from tfdist.launch.failure import Failure, how
 from tfdist.launch.hosts import Hosts, travelling
@@ -61,7 +62,7 @@ class Outcome:
         interrupted_by: The signal to the launcher that ended it, if one has.
         at: When the failure came, by the monotonic clock.
         failed_to_stop: The failure came when it was asked to stop.
-        saves: There was a training with checkpoints to go on from.
+        can_go_on: The job, started again, would not lose what a training has done.
     """
 
     failure: "Failure | None"
@@ -69,7 +70,7 @@ class Outcome:
     interrupted_by: "int | None"
     at: float
     failed_to_stop: bool = False
-    saves: bool = False
+    can_go_on: bool = True
 
 
 def run_attempt(
@@ -181,6 +182,7 @@ def run_attempt(
                 step=None if steps is None else steps[1],
                 after_s=supervisor.failed_at - began,
                 at=time.time() - (time.monotonic() - supervisor.failed_at),
+                for_good=supervisor.for_good or failed.poll() == EXIT_WRONG_USE,
             )
     return Outcome(
         failure,
@@ -188,7 +190,7 @@ def run_attempt(
         supervisor.interrupted_by,
         supervisor.failed_at,
         supervisor.failed_to_stop,
-        monitor.saves,
+        monitor.saves or not monitor.trains_unsaved,
     )
 
 

@@ -24,6 +24,7 @@ class Failure:
         step: The last step that any worker has told of; None where training had not begun.
         after_s: Seconds from the beginning of the attempt until it was seen.
         at: When it was seen, in seconds since 1970.
+        for_good: Whether it would come again if the job were started again.
     """
 
     worker: int
@@ -35,6 +36,7 @@ class Failure:
     step: "int | None"
     after_s: float
     at: float
+    for_good: bool = False
 
     @property
     def headline(self) -> str:

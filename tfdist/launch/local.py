@@ -73,9 +73,9 @@ def launch(
         stdout: A binary stream for all output; None for this process's standard output.
 
     Returns:
-        0 if every worker exited with 0; 2 if the first one that failed exited with 2; 75 if the workers were asked
-        to stop and have saved all, so that the job can be started again; 128 plus the signal's number if a signal to
-        this process ended the job otherwise, as shells do (130 for SIGINT, 143 for SIGTERM); else 1.
+        0 if every worker exited with 0; 2 if the first one that failed exited with 2; 75 if the job was asked to stop
+        (SIGTERM) and goes on where it is started again; 128 plus the signal's number if a signal to this process ended
+        it otherwise, as shells do (130 for SIGINT; 143 for SIGTERM where it trained without checkpoints); else 1.
 
     Raises:
         UsageError: If an argument cannot be right; nothing has been started then.

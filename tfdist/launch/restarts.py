@@ -48,7 +48,7 @@ class Restarts:
         self._health = health
         self._grows = False
         self._attempts = 0
-        self._saves = False
+        self._can_go_on = True
         self._screen = screen
         self._logs = logs
         self._caught = caught
@@ -65,7 +65,7 @@ class Restarts:
                 return self._interrupted(number)
             active = self._places.active
             outcome = self._attempt(active)
-            self._saves |= outcome.saves
+            self._can_go_on = outcome.can_go_on
             if outcome.asked_to_stop and self._grows and outcome.interrupted_by is None and outcome.failure is None:
                 continue
             failure, number = outcome.failure, outcome.interrupted_by
@@ -76,7 +76,7 @@ class Restarts:
                 return EXIT_DONE if number is None else self._interrupted(number)
             progress = self._budget.progressed(failure.step)
             wait_s = None
-            if failure.code != EXIT_WRONG_USE:
+            if not failure.for_good:
                 wait_s = self._budget.wait_s(time.monotonic())
             self._tell(failure, restarts=wait_s is not None and number is None)
             if number is not None and wait_s is not None and not outcome.failed_to_stop:
@@ -110,7 +110,7 @@ class Restarts:
 
     def _interrupted(self, number: int) -> int:
         """Returns the exit code of a job that a signal to this process has ended."""
-        return EXIT_REQUEUE if number == signal.SIGTERM and self._saves else 128 + number
+        return EXIT_REQUEUE if number == signal.SIGTERM and self._can_go_on else 128 + number
 
     def _ask_places(self) -> Callable[[], bool]:
         """Returns a function that says whether all places have been looked at; it leaves out those not well."""
@@ -146,6 +146,8 @@ class Restarts:
         for line in failure.last_lines:
             self._screen.line(failure.worker, line.encode())
         self._events.append({**failure.as_event(), "restarts": restarts})
+        if failure.for_good and self._budget.policy.max_restarts:
+            self._note("not started again: it would fail in the same way")
         if not restarts:
             return
         for worker, how in failure.others.items():

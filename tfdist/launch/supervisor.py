@@ -49,6 +49,7 @@ class Supervisor:
         asked_to_stop: Whether workers ended because they were asked to, with everything saved.
         killed: The workers that were killed here.
         failed_to_stop: Whether the failure came when the attempt was asked to stop: not everything is saved.
+        for_good: Whether the failure would come again at the next attempt.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Supervisor:
         self.asked_to_stop = False
         self.failed_to_stop = False
         self.killed: set[int] = set()
+        self.for_good = False
         self._agreed = self._forced = False
         self._waited_at: dict[int, float] = {}
 
@@ -179,6 +181,7 @@ class Supervisor:
         self.failed_at = self.failed_at or time.monotonic()
         seen = self._monitor.seen()[worker.index]
         self.why = self.why or seen.failed
+        self.for_good = seen.for_good
         self._monitor.condemn(Verdict("lost", (worker.index,), f"{seen.label} has failed"))
         self._stop(signal.SIGTERM, TERMINATE_GRACE_S, told=True)
 
@@ -196,6 +199,7 @@ class Supervisor:
             self._forced, self.asked_to_stop = True, False
             return
         self._screen.note(b"tfdist launch: passing %s on to the workers; a second one kills them" % name)
+        self._collect_ended()  # what has ended by now has not ended by this signal
         self.interrupted_by = number
         if self._failed:
             self.first_failed = self._failed[0]
@@ -213,7 +217,7 @@ class Supervisor:
         """
         self._stopping = True
         self._give(grace_s)
-        self._send(number, but=self._in_training() if told else set())
+        self._send(number, but=self._in_training() | self._leaving() if told else set())
 
     def _give(self, grace_s: float) -> None:
         self._kill_at = time.monotonic() + grace_s
@@ -229,6 +233,8 @@ class Supervisor:
             for index in self._worth_waiting_for() if now < self._kill_all_at else ():
                 self._waited_at[index] = now
             waiting = {index for index, at in self._waited_at.items() if now < min(at + _LEAVE_S, self._kill_all_at)}
+            if now < self._kill_at + INTERRUPT_GRACE_S and not self._forced:
+                waiting |= self._leaving()
             self.killed.update(worker.index for worker in self._running if worker.index not in waiting)
             self._send(signal.SIGKILL, but=waiting)
 
@@ -243,6 +249,10 @@ class Supervisor:
 
     def _in_training(self) -> set[int]:
         return {seen.index for seen in self._monitor.seen() if seen.matters and seen.connected}
+
+    def _leaving(self) -> set[int]:
+        """Returns the workers that end by an error of their own: their exit code says what it was."""
+        return {seen.index for seen in self._monitor.seen() if seen.failed is not None}
 
     def _worth_waiting_for(self) -> set[int]:
         """Returns the workers that write a checkpoint, or come to the step after which they do so."""

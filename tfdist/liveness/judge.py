@@ -31,6 +31,11 @@ class Limits:
         if not (1 <= self.hang_timeout and math.isfinite(self.hang_timeout)):
             raise UsageError(f"hang_timeout={self.hang_timeout:g}: a number of seconds of at least 1 is needed")
 
+    @property
+    def pause(self) -> float:
+        """By how many seconds a thread that sends heartbeats must be late to have been stopped with its process."""
+        return max(0.5, self.hang_timeout / 4)
+
     def still(self, beat: Beat) -> float:
         """Returns for how many seconds nothing may move in what the worker is doing."""
         if beat.waits or beat.phase in ("step", "data"):
@@ -50,6 +55,7 @@ class Seen:
         connected: Whether its connection stands.
         left: Whether it has said goodbye.
         failed: What has ended its training, if something has.
+        for_good: Whether that would come again if the job were started again.
     """
 
     index: int
@@ -59,6 +65,7 @@ class Seen:
     connected: bool = True
     left: bool = False
     failed: "str | None" = None
+    for_good: bool = False
 
     @property
     def label(self) -> str:

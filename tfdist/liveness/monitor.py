@@ -40,6 +40,7 @@ class _Worker:
     connection: "_Connection | None" = None
     left: bool = False
     failed: "str | None" = None
+    for_good: bool = False
     held: "tuple[int, int] | None" = None
     first_step: "int | None" = None
 
@@ -51,6 +52,7 @@ class Monitor:
 
     Attributes:
         saves: Whether a training of the job has had checkpoints to go on from.
+        trains_unsaved: Whether one has had none.
 
     Args:
         workers: The workers' addresses, for messages.
@@ -68,10 +70,11 @@ class Monitor:
         self._verdict: Verdict | None = None
         self._stop: dict[str, Any] | None = None
         self._asked: str | None = None
-        self.saves = False
+        self.saves = self.trains_unsaved = False
         self._connections: list[_Connection] = []
         self._lock = threading.Lock()
         self._closed = self._failed_by_others = False
+        self._patient_until = 0.0
         self._wake, self._woken = socket.socketpair()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._server = socket.create_server((host, 0), family=family, backlog=max(128, len(workers)))
@@ -100,6 +103,7 @@ class Monitor:
                     connected=worker.connection is not None,
                     left=worker.left,
                     failed=worker.failed,
+                    for_good=worker.for_good,
                 )
                 for index, worker in enumerate(self._workers)
             ]
@@ -152,7 +156,12 @@ class Monitor:
             selector.register(self._woken, selectors.EVENT_READ)
             beat_at = time.monotonic() + BEAT_S
             while not self._closed:
-                for key, _ in selector.select(max(0.0, beat_at - time.monotonic())):
+                ready = selector.select(max(0.0, beat_at - time.monotonic()))
+                if (late_s := time.monotonic() - beat_at) > self.limits.pause:
+                    # This process was stopped: what the others have said meanwhile is still to be read, and they may
+                    # themselves have waited for it to take what they print.
+                    self._patient_until = time.monotonic() + min(late_s, self.limits.hang_timeout) + 2 * BEAT_S
+                for key, _ in ready:
                     if key.fileobj is self._server:
                         self._accept(selector)
                     elif key.data is not None:
@@ -224,8 +233,10 @@ class Monitor:
         if kind == "beat":
             beat = Beat.from_message(message)
             if beat is not None:
-                if worker.first_step is None and beat.phase in ("trace", "first", "step"):
-                    worker.first_step = beat.step
+                if beat.phase in ("trace", "first", "step"):
+                    self.trains_unsaved |= not beat.saves
+                    if worker.first_step is None:
+                        worker.first_step = beat.step
                 worker.beat = beat
                 self.saves |= beat.saves
                 if beat.in_training:
@@ -236,6 +247,7 @@ class Monitor:
                 self._failed_by_others = True
             else:
                 worker.failed = str(message.get("why"))[:500]
+                worker.for_good = message.get("for_good") is True
         elif kind == "bye":
             worker.left = True
         elif kind == "stop" and self._asked is None:
@@ -262,7 +274,8 @@ class Monitor:
         if self._verdict is None:
             verdict = suspect(self.seen()) if self._failed_by_others else None
             verdict = verdict or judge(self.seen(), self.limits)
-            if verdict is not None:
+            patient = time.monotonic() < self._patient_until
+            if verdict is not None and (verdict.kind == "lost" or not patient):
                 self.condemn(verdict)
 
     def _tell_all(self, message: dict[str, Any]) -> None:

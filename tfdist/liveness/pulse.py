@@ -116,15 +116,16 @@ class Pulse:
             self._send(self.beat().to_message())
         return before
 
-    def failed(self, why: str, *, by_others: bool) -> None:
+    def failed(self, why: str, *, by_others: bool, for_good: bool = False) -> None:
         """Tells what has ended this process's training.
 
         Args:
             why: the error.
             by_others: whether it is one that comes from the loss of another worker.
+            for_good: whether the job would fail in the same way if it were started again.
         """
         if self.has_monitor:
-            self._send({"type": "failed", "why": why, "by_others": by_others})
+            self._send({"type": "failed", "why": why, "by_others": by_others, "for_good": for_good})
 
     def request_stop(self, why: str) -> None:
         """Wishes that the job stops at a step that all workers can reach, and be started again later."""
@@ -206,6 +207,10 @@ class Pulse:
         beat_at = 0.0
         while not self._ended.is_set():
             now = time.monotonic()
+            if beat_at and (late_s := now - beat_at) > self._limits.pause:
+                # Nothing could move while this process was stopped, and nobody be heard.
+                self._moved_at = min(now, self._moved_at + late_s)
+                self._heard_at = now
             if now >= beat_at:
                 self._send(self.beat().to_message())
                 beat_at = now + BEAT_S

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist import data as tfdist_data
 from tfdist.cluster.base import missing_share
-from tfdist.errors import EXIT_REQUEUE, PeerError, UsageError
+from tfdist.errors import EXIT_REQUEUE, PeerError, SaveError, UsageError
 from tfdist.liveness.pulse import say
 from tfdist.liveness.signals import StopSignals, no_requeue
 from tfdist.liveness.stops import Preempted
@@ -163,7 +163,8 @@ class Runner:
             raise
         except BaseException as error:
             by_others = self.num_workers > 1 and isinstance(error, _BY_OTHERS)
-            self.pulse.failed(f"{type(error).__name__}: {error}", by_others=by_others)
+            for_good = isinstance(error, UsageError | SaveError)
+            self.pulse.failed(f"{type(error).__name__}: {error}", by_others=by_others, for_good=for_good)
             if by_others and not isinstance(error, PeerError):
                 raise PeerError(self.pulse.what_happened() or _A_COLLECTIVE_FAILED.format(error=error)) from error
             raise
