@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,18 @@ def test_without_the_option_there_is_no_mpi_job(script, tmp_path):
     code = "from tfdist.cluster.mpi import processes\nwrite(f'none{index}', str(processes()))"
     assert launch(script(code), "--workers=2").returncode == 0
     assert (tmp_path / "none1").read_text() == "0"
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="only Linux shows shared memory as files")
+def test_a_killed_job_leaves_no_shared_memory(script, tmp_path):
+    """MPICH names it by a hash, which the server of PMI computes too."""
+    body = (
+        "write(f'maps{index}', Path('/proc/self/maps').read_text())\n"
+        "for other in range(2):\n    wait_for(f'maps{other}')\nos.kill(os.getpid(), 9)\n"
+    )
+    assert launch(script(WHO + body), "--mpi", "--workers=2").returncode == 1
+    shared = set(re.findall(r"/dev/shm/mpich_shm\S+", (tmp_path / "maps0").read_text()))
+    assert len(shared) == 1 and not os.path.exists(shared.pop())
 
 
 def test_two_jobs_at_once(script, tmp_path):

@@ -12,6 +12,7 @@ import secrets
 import selectors
 import socket
 import threading
+from pathlib import Path
 
 _LONGEST = {"kvsname_max": 256, "keylen_max": 64, "vallen_max": 1024}
 
@@ -54,7 +55,7 @@ class PMIServer:
         self._given[rank].close()
 
     def close(self) -> None:
-        """Ends the thread and closes all connections."""
+        """Ends the thread, closes all connections, and removes the memory that killed processes have shared."""
         self._wake.close()
         self._thread.join()
         for key in list(self._selector.get_map().values()):
@@ -62,6 +63,15 @@ class PMIServer:
         for given in self._given:
             given.close()
         self._selector.close()
+        self._shared_memory.unlink(missing_ok=True)
+
+    @property
+    def _shared_memory(self) -> Path:
+        """The file of the memory that the processes share, which MPICH names by the FNV-1a hash of the job's name."""
+        value = 0x811C9DC5
+        for byte in self._name.encode():
+            value = (value ^ byte) * 0x01000193 & 0xFFFFFFFF
+        return Path(f"/dev/shm/mpich_shm_{value:x}_0")
 
     def _serve(self) -> None:
         while True:
