@@ -122,6 +122,8 @@ def test_every_flag_arrives(tmp_path):
         ([f"--checkpoint_dir={__file__}"], "a folder is needed"),
         (["--log_dir="], "--log_dir=''"),
         (["--summary_json=/"], "a file is needed"),
+        ([f"--summary_json={__file__}/summary.json"], "is a file, and no folder"),
+        ([f"--checkpoint_dir={__file__}/new"], "is a file, and no folder"),
         (["--log_dir=l", "--trace_steps=10"], "--trace_steps='10': a first step from 1 and the step to end before"),
         (["--log_dir=l", "--trace_steps=0:5"], "--trace_steps=(0, 5): a first step from 1"),
         (["--log_dir=l", "--trace_steps=9:9"], "--trace_steps=(9, 9)"),

@@ -7,6 +7,7 @@ import os
 import pytest
 
 from tfdist import summary
+from tfdist.errors import SaveError
 from tfdist.summary import StepTimes, Summary, weights_sha256
 
 _SUMMARY = Summary(
@@ -49,7 +50,7 @@ def test_file_appears_whole_or_not_at_all(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(SaveError, match='(?s)summary.json: disk full. They are:.*"steps": 3'):
         _SUMMARY.write(path)
     assert path.read_text() == "old" and os.listdir(tmp_path) == ["summary.json"]
     monkeypatch.undo()

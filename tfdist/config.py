@@ -9,6 +9,7 @@ import difflib
 import math
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tfdist.cluster.mpi import require_mpi
@@ -249,6 +250,19 @@ class OutputConfig:
         path = self.summary_json
         if path is not None and (not path or path.endswith("/") or os.path.isdir(path)):
             raise UsageError(f"--summary_json={path!r}: a file is needed, such as runs/summary.json")
+        for flag, path in (
+            ("--log_dir", self.log_dir),
+            ("--checkpoint_dir", self.checkpoint_dir),
+            ("--summary_json", self.summary_json and os.path.dirname(os.path.abspath(self.summary_json))),
+        ):
+            if path is not None and not (there := _nearest(path)).is_dir():
+                raise UsageError(f"{flag}={path!r}: {there} is a file, and no folder; choose another path")
+
+
+def _nearest(folder: str) -> Path:
+    """Returns the part of a path that exists."""
+    here = Path(folder).absolute()
+    return next(path for path in (here, *here.parents) if path.exists())
 
 
 @dataclasses.dataclass(frozen=True)

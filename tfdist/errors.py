@@ -20,7 +20,7 @@ class UsageError(ValueError):
 
 
 class SaveError(RuntimeError):
-    """A checkpoint could not be written; the message says where and why."""
+    """A checkpoint, or a run's figures, could not be written; the message says where and why."""
 
 
 class PeerError(RuntimeError):

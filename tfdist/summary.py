@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from tfdist.errors import SaveError
 from tfdist.files import write_whole
 
 if TYPE_CHECKING:
@@ -69,11 +70,19 @@ class Summary:
 
         Args:
             path: The file; its folder is made where it is missing.
+
+        Raises:
+            SaveError: it cannot be written.
         """
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(_finite(dataclasses.asdict(self)), indent=1, allow_nan=False) + "\n"
-        write_whole(path, text)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(path, text)
+        except OSError as error:
+            raise SaveError(
+                f"the figures of the run could not be written into {path}: {error.strerror or error}. They are:\n{text}"
+            ) from error
 
 
 class StepTimes:
