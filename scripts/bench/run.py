@@ -110,6 +110,7 @@ def save(rounds: int, steps: int) -> dict:
     loop.build(source)
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = loop.checkpoints(folder)
+        loop.resume(checkpoints)
         loop.run(source, steps=every * (rounds + 2), checkpoints=checkpoints, checkpoint_every=every)
     intervals = np.diff(ends)[every - 1 :]  # the first checkpoint is after step `every`: between that and the next
     saving, others = intervals[every::every], np.delete(intervals, np.s_[::every])

@@ -19,6 +19,7 @@ import tfdist
 from tfdist.data import ArraySource, Position
 from tfdist.errors import SaveError, UsageError
 from tfdist.training import checkpoint as checkpoint_module
+from tfdist.training import checkpoint_files
 from tfdist.training.checkpoint import Checkpoints, newest_checkpoint, require_checkpoint
 from tfdist.training.save_callback import SaveCheckpoints
 
@@ -519,11 +520,36 @@ def test_fit_stops_or_goes_on(strategies, tmp_path, on_save_error):
         assert epochs == [0, 1, 2, 3] and newest_checkpoint(folder).step == 24
 
 
-def test_training_changes_nothing_of_what_is_being_written(strategies, tmp_path, monkeypatch):
-    """A checkpoint whose writing takes long holds the values of its own step, bit for bit."""
-    strategy = strategies["mirrored2"]
+@pytest.mark.parametrize("size", [1, 17])
+def test_the_files_are_those_of_tensorflow(tmp_path, size):
+    """What `tf.train.Checkpoint` writes of the same values has the same keys, types, values and object graph."""
+    rng = np.random.default_rng(1)
+    values = {f"model_{i:05d}": tf.constant(rng.normal(size=(3, i))) for i in range(size)}
+    values |= {"seed_00000": tf.constant([1, 2], tf.uint32), "half": tf.constant(0.5, tf.bfloat16)}
+    folder = checkpoint_files.write_checkpoint(
+        tmp_path, 1, Position(), values, keep=1, identity=checkpoint_files.identity_of(tmp_path), rest=lambda: None
+    )
+    stock = tf.train.Checkpoint(**{name: tf.Variable(value) for name, value in values.items()})
+    ours, theirs = (tf.train.load_checkpoint(str(p)) for p in (folder / "state", stock.write(str(tmp_path / "stock"))))
+    assert ours.get_variable_to_shape_map() == theirs.get_variable_to_shape_map()
+    assert ours.get_variable_to_dtype_map() == theirs.get_variable_to_dtype_map()
+    for key in ours.get_variable_to_shape_map():
+        np.testing.assert_array_equal(ours.get_tensor(key), theirs.get_tensor(key))
+    read = {name: tf.Variable(tf.zeros_like(value)) for name, value in values.items()}
+    tf.train.Checkpoint(**read).read(str(folder / "state")).assert_consumed()
+    for name, value in values.items():
+        np.testing.assert_array_equal(read[name].numpy(), value.numpy())
+
+
+@pytest.mark.parametrize(("name", "jit"), [("mirrored2", False), ("one_device", False), ("one_device", True)])
+def test_training_changes_nothing_of_what_is_being_written(strategies, tmp_path, monkeypatch, name, jit):
+    """A checkpoint whose writing takes long holds the values of its own step, bit for bit.
+
+    TensorFlow lets values share their memory with the variables until these are written to.
+    """
+    strategy = strategies[name]
     model = made(strategy)
-    loop = tfdist.TrainLoop(model, loss="mse", optimizer=keras.optimizers.Adam(0.05))
+    loop = tfdist.TrainLoop(model, loss="mse", optimizer=keras.optimizers.Adam(0.05), jit_compile=jit)
     loop.build(source())
     write = checkpoint_module.write_checkpoint
     proceed = threading.Event()

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,12 @@ from tfdist.strategy import is_chief, pulse_of
 from tfdist.training import seams
 from tfdist.training.checkpoint_files import (
     STATE,
+    VALUE,
     Saved,
     identity_of,
     newest_checkpoint,
     note_evaluation_due,
+    object_graph,
     read_saved,
     remove_left_overs,
     require_checkpoint,
@@ -35,7 +37,6 @@ from tfdist.training.writer import Writer
 
 RESUME = ("auto", "never", "must")
 ON_ERROR = ("stop", "continue")
-_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"  # how tf.train.Checkpoint ends the key of a variable
 _log = logging.getLogger("tfdist")
 
 
@@ -82,6 +83,7 @@ class Checkpoints:
         self._strategy = strategy
         self._hook = hook
         self._gatherer: StateGatherer | None = None
+        self._reads: tuple[tuple[int, ...], Any] | None = None
 
     def save(self, step: int, position: Position, *, wait: bool = False, evaluation_due: bool = False) -> None:
         """Takes what there is now, and writes it, while training goes on.
@@ -104,10 +106,10 @@ class Checkpoints:
         hook_values = self._gatherer.values()
         if not is_chief(self._strategy):
             return
+        values = self._snapshot(self._objects())
         with tf.device("CPU:0"):
-            values = {name: tf.identity(self._local(variable)) for name, variable in self._objects().items()}
             values |= {_hook_key(i): tf.constant(value) for i, value in enumerate(hook_values)}
-        self._writer.write(lambda: self._write(step, position, values, evaluation_due), f"step {step}")
+        self._writer.write(lambda rest: self._write(step, position, values, evaluation_due, rest), f"step {step}")
         if wait or not self.asynchronous:
             self.wait()
         self.check()
@@ -133,7 +135,14 @@ class Checkpoints:
             )
         _log.warning("%s; training goes on, and would be resumed from an earlier checkpoint", what)
 
-    def _write(self, step: int, position: Position, values: dict[str, tf.Tensor], evaluation_due: bool) -> None:
+    def _write(
+        self,
+        step: int,
+        position: Position,
+        values: dict[str, tf.Tensor],
+        evaluation_due: bool,
+        rest: Callable[[], None],
+    ) -> None:
         if self._identity is None:
             self.directory.mkdir(parents=True, exist_ok=True)
             self._identity = identity_of(self.directory)
@@ -141,14 +150,33 @@ class Checkpoints:
                 _log.warning("the checkpoints of an earlier training in %s are now in %s", self.directory, aside)
         elif self._last is not None and self._last.is_dir():
             self._identity = identity_of(self.directory)  # a disk that was mounted anew has another one
-        folder = write_checkpoint(self.directory, step, position, values, keep=self.keep, identity=self._identity)
+        folder = write_checkpoint(
+            self.directory, step, position, values, keep=self.keep, identity=self._identity, rest=rest
+        )
         self._last = folder
         if evaluation_due:
             note_evaluation_due(folder)
 
-    def _local(self, variable: Any) -> tf.Tensor:
-        """Returns the value on this process's first replica; between steps it is the same on all."""
-        return tf.convert_to_tensor(self._strategy.experimental_local_results(variable)[0])
+    def _snapshot(self, objects: dict[str, Any]) -> dict[str, tf.Tensor]:
+        """Returns the values of now on this process's first replica, on the host; between steps all have the same.
+
+        One compiled function reads them all: to read one after the other takes a tenth of a step of a transformer.
+        What is on the host already is not copied here. The value then shares its memory with the variable, and
+        TensorFlow copies it in the step that next writes to it (`tests/training/test_checkpoint.py`).
+        """
+        self._prepare_snapshot(objects)
+        return dict(zip(objects, self._reads[1](), strict=True))
+
+    def _prepare_snapshot(self, objects: dict[str, Any]) -> None:
+        key = tuple(map(id, objects.values()))
+        if self._reads is None or self._reads[0] != key:
+            held = [self._strategy.experimental_local_results(variable)[0] for variable in objects.values()]
+
+            def read() -> list[tf.Tensor]:
+                with tf.device("CPU:0"):
+                    return [tf.identity(tf.convert_to_tensor(variable)) for variable in held]
+
+            self._reads = key, tf.function(read, autograph=False).get_concrete_function()
 
     def restore(self, resume: str = "auto") -> "Saved | None":
         """Restores the newest whole checkpoint into model, optimizer and hook.
@@ -168,6 +196,11 @@ class Checkpoints:
         """
         if resume not in RESUME:
             raise UsageError(f"resume={resume!r}: choose one of {', '.join(RESUME)}")
+        if is_chief(self._strategy):
+            # Now, as the first save would take longer than a step by it.
+            objects = self._objects()
+            self._prepare_snapshot(objects)
+            object_graph((*objects, *map(_hook_key, range(0 if self._hook is None else len(self._hook.state)))))
         if resume == "never" and not is_started_again():
             return None
         found = self.newest()
@@ -198,7 +231,7 @@ class Checkpoints:
         status.assert_existing_objects_matched().expect_partial()  # the hook's state is read below
         reader = tf.train.load_checkpoint(str(saved.path / STATE))
         for i, state in enumerate(states):
-            restore_state(self._strategy, state, reader.get_tensor(_hook_key(i) + _VALUE))
+            restore_state(self._strategy, state, reader.get_tensor(_hook_key(i) + VALUE))
         self._goes_on = True
         if is_chief(self._strategy):
             say(f"resumed from {saved.path} at step {saved.step}")
@@ -231,7 +264,7 @@ def _misfit(objects: dict[str, Any], states: Sequence[ReplicaState], state: Path
     wanted = {name: (variable, variable.shape) for name, variable in objects.items()}
     wanted |= {_hook_key(i): (held.variable, saved_shape(held)) for i, held in enumerate(states)}
     for name, (variable, shape) in wanted.items():
-        key, shown = name + _VALUE, variable.name.removesuffix(":0")
+        key, shown = name + VALUE, variable.name.removesuffix(":0")
         if key not in shapes:
             return f"it has no value for {shown} ({_place(name)})"
         if not tf.TensorShape(shape).is_compatible_with(shapes[key]):
@@ -239,8 +272,8 @@ def _misfit(objects: dict[str, Any], states: Sequence[ReplicaState], state: Path
         if variable.dtype != types[key]:
             return f"{shown} has type {variable.dtype.name}, and {types[key].name} was saved"
     for key in sorted(shapes):
-        if key.endswith(_VALUE) and key.removesuffix(_VALUE) not in wanted:
-            return f"{_place(key.removesuffix(_VALUE))} was saved, and there is no such variable"
+        if key.endswith(VALUE) and key.removesuffix(VALUE) not in wanted:
+            return f"{_place(key.removesuffix(VALUE))} was saved, and there is no such variable"
     return None
 
 

@@ -7,14 +7,17 @@ name and renamed when it is complete.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
+import heapq
 import json
 import logging
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,10 @@ from tfdist.files import write_whole
 
 STATE = "state"
 """How the names of TensorFlow's files begin."""
+VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+"""How tf.train.Checkpoint ends the key of a variable."""
+_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+_PARTS = 8
 _FOLDER = re.compile(r"step-(\d{8,})$")
 _META = "checkpoint.json"
 _EVALUATION_DUE = "evaluation_due"
@@ -57,6 +64,7 @@ def write_checkpoint(
     *,
     keep: int,
     identity: tuple[int, int],
+    rest: Callable[[], None],
 ) -> Path:
     """Writes a checkpoint, then removes the oldest beyond `keep`.
 
@@ -67,6 +75,7 @@ def write_checkpoint(
         values: the values of all variables, by name, on the host.
         keep: how many checkpoints stay.
         identity: of the directory. To make another one in its place would hide that a disk has gone.
+        rest: is called between pieces of work.
 
     Returns:
         The checkpoint's folder.
@@ -81,8 +90,8 @@ def write_checkpoint(
     remove_left_overs(directory)
     temporary = Path(tempfile.mkdtemp(prefix=f".step-{step:08d}-", dir=directory))
     try:
-        _write_values(temporary / STATE, values)
-        meta = {"step": step, "position": position.to_json(), "files": _digests(temporary)}
+        _write_values(temporary / STATE, values, rest)
+        meta = {"step": step, "position": position.to_json(), "files": _digests(temporary, rest)}
         (temporary / _META).write_text(json.dumps(meta, indent=1), encoding="utf8")
         for file in (*temporary.iterdir(), temporary):
             _sync(file)
@@ -143,13 +152,48 @@ def set_aside(directory: Path) -> "Path | None":
     return aside
 
 
-def _write_values(prefix: Path, values: Mapping[str, tf.Tensor]) -> None:
+def _write_values(prefix: Path, values: Mapping[str, tf.Tensor], rest: Callable[[], None]) -> None:
+    """Writes what `tf.train.Checkpoint` would write of variables with these names and values, in several files.
+
+    A training that goes on beside needs Python's lock, which `tf.train.Checkpoint` holds for long, and these operations
+    do not.
+    """
     try:
         with tf.device("CPU:0"):
-            tf.train.Checkpoint(**{name: tf.Variable(value) for name, value in values.items()}).write(str(prefix))
+            named = {name + VALUE: value for name, value in values.items()}
+            named[_GRAPH] = tf.constant(object_graph(tuple(values)))
+            parts = [f"{prefix}-part-{number}" for number in range(min(_PARTS, len(named)))]
+            for part, names in zip(parts, _equal_parts(named, len(parts)), strict=True):
+                tensors = [named[name] for name in names]
+                tf.raw_ops.SaveV2(prefix=part, tensor_names=names, shape_and_slices=[""] * len(names), tensors=tensors)
+                rest()
+            tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=str(prefix))
     except tf.errors.OpError as error:
         # TensorFlow tells of a full disk and the like in its own words.
         raise OSError(error.message) from None
+
+
+def _equal_parts(named: Mapping[str, tf.Tensor], parts: int) -> list[list[str]]:
+    """Shares names out so that each part has some, and all about the same bytes."""
+    sizes = {name: tensor.dtype.size * (tensor.shape.num_elements() or 1) for name, tensor in named.items()}
+    shared: list[list[str]] = [[] for _ in range(parts)]
+    heap = [(0, part) for part in range(parts)]
+    for name in sorted(named, key=lambda name: -sizes[name]):
+        held, part = heapq.heappop(heap)
+        shared[part].append(name)
+        heapq.heappush(heap, (held + max(1, sizes[name]), part))
+    return shared
+
+
+@functools.lru_cache(maxsize=2)
+def object_graph(names: tuple[str, ...]) -> bytes:
+    """Returns what `tf.train.Checkpoint` writes of variables with these names besides their values."""
+    folder = f"ram://tfdist-{uuid.uuid4().hex}"
+    with tf.device("CPU:0"):
+        written = tf.train.Checkpoint(**{name: tf.Variable(0.0) for name in names}).write(f"{folder}/{STATE}")
+        graph = tf.raw_ops.RestoreV2(prefix=written, tensor_names=[_GRAPH], shape_and_slices=[""], dtypes=[tf.string])
+    tf.io.gfile.rmtree(folder)
+    return graph[0].numpy()
 
 
 def newest_checkpoint(directory: "str | os.PathLike") -> "Saved | None":
@@ -212,8 +256,12 @@ def _inspect(folder: Path) -> "Saved | str":
     return dataclasses.replace(saved, evaluation_due=(folder / _EVALUATION_DUE).exists())
 
 
-def _digests(folder: Path) -> dict[str, str]:
-    return {file.name: _digest(file) for file in sorted(folder.iterdir())}
+def _digests(folder: Path, rest: Callable[[], None]) -> dict[str, str]:
+    digests = {}
+    for file in sorted(folder.iterdir()):
+        digests[file.name] = _digest(file)
+        rest()
+    return digests
 
 
 def _digest(file: Path) -> str:

@@ -1,13 +1,16 @@
-"""Writes in the background, one thing after the other, at a low priority."""
+"""Writes in the background, one thing after the other, at a low priority and at a pace that leaves the cores free."""
 
 import contextlib
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-_NICENESS = 10
+_NICENESS = 19
+_SHARE = 0.05
+"""Of the time of all cores, what the thread may take while nobody waits for it."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +31,17 @@ class Writer:
     def __init__(self) -> None:
         self.error: Failure | None = None
         self._thread: threading.Thread | None = None
+        self._awaited = threading.Event()
 
-    def write(self, work: Callable[[], None], what: str) -> None:
+    def write(self, work: Callable[[Callable[[], None]], None], what: str) -> None:
         """Begins to do `work`, when what came before is done.
 
         Args:
-            work: raises OSError where it fails.
+            work: raises OSError where it fails. It is given a function to call between its pieces, which rests.
             what: its name, for `error`.
         """
         self.wait()
+        self._awaited.clear()
         # No daemon: a process that ends by itself finishes its work first.
         self._thread = threading.Thread(target=self._run, args=(work, what), name="tfdist-save", daemon=False)
         self._thread.start()
@@ -51,13 +56,27 @@ class Writer:
         """Returns when nothing is left to do, or after `timeout_s` seconds."""
         thread = self._thread
         if thread is not None:
+            self._awaited.set()
             thread.join(timeout_s)
 
-    def _run(self, work: Callable[[], None], what: str) -> None:
+    def _run(self, work: Callable[[Callable[[], None]], None], what: str) -> None:
         if sys.platform == "linux":  # where a thread has a priority of its own
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
-            work()
+            work(self._resting())
         except Exception as error:  # noqa: BLE001 - whatever it is, training must not learn of it by a lost thread
             self.error = Failure(what, getattr(error, "strerror", None) or str(error) or type(error).__name__)
+
+    def _resting(self) -> Callable[[], None]:
+        """Returns a function that rests for as long as the work since its last call has to be made up for."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        rest_per_work = max(0.0, 1 / (_SHARE * cores) - 1)
+        rested_at = time.thread_time()
+
+        def rest() -> None:
+            nonlocal rested_at
+            self._awaited.wait(rest_per_work * (time.thread_time() - rested_at))
+            rested_at = time.thread_time()
+
+        return rest
