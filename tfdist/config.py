@@ -262,7 +262,7 @@ class OutputConfig:
 def _nearest(folder: str) -> Path:
     """Returns the part of a path that exists."""
     here = Path(folder).absolute()
-    return next(path for path in (here, *here.parents) if path.exists())
+    return next(path for path in (here, *here.parents) if os.path.exists(path))
 
 
 @dataclasses.dataclass(frozen=True)

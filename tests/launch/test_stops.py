@@ -192,6 +192,30 @@ def test_a_launcher_that_was_stopped_itself_blames_nobody(job, wait_until, alive
     assert launcher.returncode == 0 and "failed first" not in text, text
 
 
+@pytest.mark.parametrize(
+    ("args", "options", "code"),
+    [
+        (["unsaved"], (), 143),
+        (["unsaved"], ("--max_restarts=1",), 143),
+        (["steps=20"], (), 0),
+        (['ends={"why": "SaveError: full", "code": 1, "for_good": true}'], ("--max_restarts=1",), 1),
+    ],
+)
+def test_sigterm_that_comes_with_the_end_of_the_workers(job, wait_until, alive, args, options, code):
+    """The launcher sees both at once. What the signal to all has done is no failure, and what is done stays done."""
+    launcher, pids = job(*args, options=options)
+    launcher.send_signal(signal.SIGSTOP)
+    if args == ["unsaved"]:
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+    wait_until(lambda: not alive(pids[1]))
+    wait_until(lambda: code == 1 or not alive(pids[0]))
+    launcher.send_signal(signal.SIGTERM)
+    launcher.send_signal(signal.SIGCONT)
+    text = launcher.communicate(timeout=60)[0].decode()
+    assert launcher.returncode == code, text
+
+
 @pytest.mark.parametrize(("args", "code"), [([], 75), (["unsaved"], 143)])
 def test_sigterm_asks_for_a_new_start_unless_what_was_trained_is_lost(job, args, code):
     launcher, _ = job(*args)

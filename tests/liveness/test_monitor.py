@@ -282,3 +282,14 @@ def read(connection, enough):
         messages = [json.loads(line) for line in data.split(b"\n")[:-1]]
         if enough(messages):
             return messages
+
+
+def test_an_error_that_the_script_has_caught_is_forgotten(monitor):
+    pulse = Pulse(0, monitor.address)
+    pulse.enter("start")
+    pulse.failed("UsageError: batch_size=7", by_others=False, for_good=True)
+    until(lambda: monitor.seen()[0].for_good and monitor.seen()[0].failed == "UsageError: batch_size=7")
+    pulse.enter("outside")
+    pulse.enter("start")
+    until(lambda: not monitor.seen()[0].for_good and monitor.seen()[0].failed is None)
+    pulse.close()

@@ -520,9 +520,10 @@ def test_fit_stops_or_goes_on(strategies, tmp_path, on_save_error):
         assert epochs == [0, 1, 2, 3] and newest_checkpoint(folder).step == 24
 
 
-@pytest.mark.parametrize("size", [1, 17])
-def test_the_files_are_those_of_tensorflow(tmp_path, size):
+@pytest.mark.parametrize(("size", "part_bytes"), [(1, 1 << 20), (17, 1 << 20), (17, 100), (2, 1)])
+def test_the_files_are_those_of_tensorflow(tmp_path, monkeypatch, size, part_bytes):
     """What `tf.train.Checkpoint` writes of the same values has the same keys, types, values and object graph."""
+    monkeypatch.setattr(checkpoint_files, "_PART_BYTES", part_bytes)
     rng = np.random.default_rng(1)
     values = {f"model_{i:05d}": tf.constant(rng.normal(size=(3, i))) for i in range(size)}
     values |= {"seed_00000": tf.constant([1, 2], tf.uint32), "half": tf.constant(0.5, tf.bfloat16)}

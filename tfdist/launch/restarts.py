@@ -74,12 +74,15 @@ class Restarts:
                 if outcome.asked_to_stop:
                     return EXIT_REQUEUE
                 return EXIT_DONE if number is None else self._interrupted(number)
+            if number is None:
+                number = next(iter(self._caught.take()), None)  # one that came with the end of the last worker
             progress = self._budget.progressed(failure.step)
             wait_s = None
             if not failure.for_good:
                 wait_s = self._budget.wait_s(time.monotonic())
             self._tell(failure, restarts=wait_s is not None and number is None)
-            if number is not None and wait_s is not None and not outcome.failed_to_stop:
+            by_signal = number is not None and failure.code == -number  # that it was sent to all at once
+            if number is not None and (wait_s is not None or by_signal) and not outcome.failed_to_stop:
                 return self._interrupted(number)
             if number is not None or wait_s is None:
                 return EXIT_WRONG_USE if failure.code == EXIT_WRONG_USE else EXIT_FAILED

@@ -11,6 +11,7 @@ from tfdist.launch.output import Screen
 from tfdist.launch.process import WorkerProcess
 from tfdist.launch.signals import CaughtSignals
 from tfdist.liveness import Monitor, Verdict
+from tfdist.liveness.judge import Seen
 
 TERMINATE_GRACE_S = 5.0
 """How long the other workers may take to end after one has failed, before they are killed."""
@@ -22,6 +23,7 @@ _SETTLE_S = 1.0
 _SILENT_S = 2.5
 _LEAVE_S = 2.0
 _TICK_S = 0.05
+_LAST_WORDS_S = 0.5
 
 _CONSEQUENCE = re.compile(
     rb"UnavailableError|AbortedError|CancelledError|DeadlineExceededError|PeerError"
@@ -103,7 +105,7 @@ class Supervisor:
                 self._screen.flush()
                 if self._screen.broken and not self._stopping:  # as a pipeline ends whose last part has ended
                     self.interrupted_by = signal.SIGPIPE
-                    self._stop(signal.SIGTERM, TERMINATE_GRACE_S, told=False)
+                    self._stop(signal.SIGTERM, TERMINATE_GRACE_S, but=set())
 
     def _collect_ended(self) -> None:
         for worker in list(self._running):
@@ -177,13 +179,26 @@ class Supervisor:
         self._blame((blamed or self._failed or self._workers)[0])
 
     def _blame(self, worker: WorkerProcess) -> None:
+        self._name(worker)
+        label = self._monitor.seen()[worker.index].label
+        self._monitor.condemn(Verdict("lost", (worker.index,), f"{label} has failed"))
+        self._stop(signal.SIGTERM, TERMINATE_GRACE_S, but=self._in_training() | self._leaving())
+
+    def _name(self, worker: WorkerProcess) -> None:
         self.first_failed = worker
         self.failed_at = self.failed_at or time.monotonic()
-        seen = self._monitor.seen()[worker.index]
+        seen = self._last_seen(worker)
         self.why = self.why or seen.failed
         self.for_good = seen.for_good
-        self._monitor.condemn(Verdict("lost", (worker.index,), f"{seen.label} has failed"))
-        self._stop(signal.SIGTERM, TERMINATE_GRACE_S, told=True)
+
+    def _last_seen(self, worker: WorkerProcess) -> Seen:
+        """Returns what the monitor knows of a worker; of one that has ended, when it has read all that it has sent."""
+        limit = time.monotonic() + _LAST_WORDS_S
+        while True:
+            seen = self._monitor.seen()[worker.index]
+            if worker.poll() is None or not seen.connected or time.monotonic() >= limit:
+                return seen
+            time.sleep(_TICK_S / 10)
 
     def _tell_of_training(self) -> None:
         if self._on_training is not None and (steps := self._monitor.steps()) is not None:
@@ -199,25 +214,27 @@ class Supervisor:
             self._forced, self.asked_to_stop = True, False
             return
         self._screen.note(b"tfdist launch: passing %s on to the workers; a second one kills them" % name)
-        self._collect_ended()  # what has ended by now has not ended by this signal
+        self._collect_ended()  # what has ended by now has not ended by what is passed on
+        if not (self._running or self._failed):
+            return
         self.interrupted_by = number
         if self._failed:
-            self.first_failed = self._failed[0]
+            self._name(self._failed[0])
         # Who has sent it may have sent it to the workers too, and they take a second one as a wish to end at once.
         self._agreed = number == signal.SIGTERM and self._monitor.ask_to_stop("the launcher got SIGTERM")
-        self._stop(number, INTERRUPT_GRACE_S, told=self._agreed)
+        self._stop(number, INTERRUPT_GRACE_S, but=self._in_training() if self._agreed else set())
 
-    def _stop(self, number: int, grace_s: float, *, told: bool) -> None:
+    def _stop(self, number: int, grace_s: float, *, but: set[int]) -> None:
         """Ends the workers.
 
         Args:
             number: The signal for them.
             grace_s: After these seconds they are killed.
-            told: Whether those in training know of it already, and end by themselves.
+            but: Those that know of it already, and end by themselves.
         """
         self._stopping = True
         self._give(grace_s)
-        self._send(number, but=self._in_training() | self._leaving() if told else set())
+        self._send(number, but=but)
 
     def _give(self, grace_s: float) -> None:
         self._kill_at = time.monotonic() + grace_s
@@ -251,8 +268,9 @@ class Supervisor:
         return {seen.index for seen in self._monitor.seen() if seen.matters and seen.connected}
 
     def _leaving(self) -> set[int]:
-        """Returns the workers that end by an error of their own: their exit code says what it was."""
-        return {seen.index for seen in self._monitor.seen() if seen.failed is not None}
+        """Returns the worker that is to blame, where it ends by itself: its exit code says what its error was."""
+        seen = None if self.first_failed is None else self._monitor.seen()[self.first_failed.index]
+        return set() if seen is None or seen.failed is None else {seen.index}
 
     def _worth_waiting_for(self) -> set[int]:
         """Returns the workers that write a checkpoint, or come to the step after which they do so."""

@@ -75,6 +75,7 @@ class Monitor:
         self._lock = threading.Lock()
         self._closed = self._failed_by_others = False
         self._patient_until = 0.0
+        self._beat_at = time.monotonic() + BEAT_S
         self._wake, self._woken = socket.socketpair()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._server = socket.create_server((host, 0), family=family, backlog=max(128, len(workers)))
@@ -93,13 +94,14 @@ class Monitor:
     def seen(self) -> list[Seen]:
         """Returns what is known of each worker now."""
         now = time.monotonic()
+        now -= max(0.0, now - self._beat_at)  # while this process was stopped, it could hear nobody
         with self._lock:
             return [
                 Seen(
                     index,
                     worker.name,
                     worker.beat,
-                    silent_s=now - worker.heard if worker.beat is not None else 0.0,
+                    silent_s=max(0.0, now - worker.heard) if worker.beat is not None else 0.0,
                     connected=worker.connection is not None,
                     left=worker.left,
                     failed=worker.failed,
@@ -154,10 +156,9 @@ class Monitor:
         with selectors.DefaultSelector() as selector:
             selector.register(self._server, selectors.EVENT_READ)
             selector.register(self._woken, selectors.EVENT_READ)
-            beat_at = time.monotonic() + BEAT_S
             while not self._closed:
-                ready = selector.select(max(0.0, beat_at - time.monotonic()))
-                if (late_s := time.monotonic() - beat_at) > self.limits.pause:
+                ready = selector.select(max(0.0, self._beat_at - time.monotonic()))
+                if (late_s := time.monotonic() - self._beat_at) > self.limits.pause:
                     # This process was stopped: what the others have said meanwhile is still to be read, and they may
                     # themselves have waited for it to take what they print.
                     self._patient_until = time.monotonic() + min(late_s, self.limits.hang_timeout) + 2 * BEAT_S
@@ -166,8 +167,8 @@ class Monitor:
                         self._accept(selector)
                     elif key.data is not None:
                         self._read(key.data, selector)
-                if time.monotonic() >= beat_at:
-                    beat_at = time.monotonic() + BEAT_S
+                if time.monotonic() >= self._beat_at:
+                    self._beat_at = time.monotonic() + BEAT_S
                     with self._lock:
                         self._tell_all({"type": "beat"})
                 self._judge()
@@ -240,7 +241,7 @@ class Monitor:
                 worker.beat = beat
                 self.saves |= beat.saves
                 if beat.in_training:
-                    worker.failed = None
+                    worker.failed, worker.for_good = None, False
         elif kind == "failed":
             if message.get("by_others"):
                 worker.left = True

@@ -85,6 +85,13 @@ class Checkpoints:
         self._gatherer: StateGatherer | None = None
         self._reads: tuple[tuple[int, ...], Any] | None = None
 
+    def prepare(self) -> None:
+        """Prepares the first save, which would take longer than a step otherwise; the hook is built, too."""
+        if is_chief(self._strategy):
+            objects = self._objects()
+            self._prepare_snapshot(objects)
+            object_graph((*objects, *map(_hook_key, range(0 if self._hook is None else len(self._hook.state)))))
+
     def save(self, step: int, position: Position, *, wait: bool = False, evaluation_due: bool = False) -> None:
         """Takes what there is now, and writes it, while training goes on.
 
@@ -196,11 +203,6 @@ class Checkpoints:
         """
         if resume not in RESUME:
             raise UsageError(f"resume={resume!r}: choose one of {', '.join(RESUME)}")
-        if is_chief(self._strategy):
-            # Now, as the first save would take longer than a step by it.
-            objects = self._objects()
-            self._prepare_snapshot(objects)
-            object_graph((*objects, *map(_hook_key, range(0 if self._hook is None else len(self._hook.state)))))
         if resume == "never" and not is_started_again():
             return None
         found = self.newest()

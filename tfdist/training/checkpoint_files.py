@@ -5,6 +5,7 @@ A checkpoint is a folder `step-00000120` that holds TensorFlow's own `tf.train.C
 name and renamed when it is complete.
 """
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -32,7 +33,7 @@ STATE = "state"
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 """How tf.train.Checkpoint ends the key of a variable."""
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
-_PARTS = 8
+_PART_BYTES, _MOST_PARTS = 4 << 20, 8
 _FOLDER = re.compile(r"step-(\d{8,})$")
 _META = "checkpoint.json"
 _EVALUATION_DUE = "evaluation_due"
@@ -162,8 +163,9 @@ def _write_values(prefix: Path, values: Mapping[str, tf.Tensor], rest: Callable[
         with tf.device("CPU:0"):
             named = {name + VALUE: value for name, value in values.items()}
             named[_GRAPH] = tf.constant(object_graph(tuple(values)))
-            parts = [f"{prefix}-part-{number}" for number in range(min(_PARTS, len(named)))]
-            for part, names in zip(parts, _equal_parts(named, len(parts)), strict=True):
+            shared = _equal_parts(named)
+            parts = [f"{prefix}-part-{number}" for number in range(len(shared))]
+            for part, names in zip(parts, shared, strict=True):
                 tensors = [named[name] for name in names]
                 tf.raw_ops.SaveV2(prefix=part, tensor_names=names, shape_and_slices=[""] * len(names), tensors=tensors)
                 rest()
@@ -173,9 +175,10 @@ def _write_values(prefix: Path, values: Mapping[str, tf.Tensor], rest: Callable[
         raise OSError(error.message) from None
 
 
-def _equal_parts(named: Mapping[str, tf.Tensor], parts: int) -> list[list[str]]:
+def _equal_parts(named: Mapping[str, tf.Tensor]) -> list[list[str]]:
     """Shares names out so that each part has some, and all about the same bytes."""
     sizes = {name: tensor.dtype.size * (tensor.shape.num_elements() or 1) for name, tensor in named.items()}
+    parts = max(1, min(_MOST_PARTS, len(named), sum(sizes.values()) // _PART_BYTES))
     shared: list[list[str]] = [[] for _ in range(parts)]
     heap = [(0, part) for part in range(parts)]
     for name in sorted(named, key=lambda name: -sizes[name]):
@@ -189,11 +192,19 @@ def _equal_parts(named: Mapping[str, tf.Tensor], parts: int) -> list[list[str]]:
 def object_graph(names: tuple[str, ...]) -> bytes:
     """Returns what `tf.train.Checkpoint` writes of variables with these names besides their values."""
     folder = f"ram://tfdist-{uuid.uuid4().hex}"
-    with tf.device("CPU:0"):
-        written = tf.train.Checkpoint(**{name: tf.Variable(0.0) for name in names}).write(f"{folder}/{STATE}")
-        graph = tf.raw_ops.RestoreV2(prefix=written, tensor_names=[_GRAPH], shape_and_slices=[""], dtypes=[tf.string])
-    tf.io.gfile.rmtree(folder)
-    return graph[0].numpy()
+
+    def write() -> bytes:
+        with tf.device("CPU:0"):
+            written = tf.train.Checkpoint(**{name: tf.Variable(0.0) for name in names}).write(f"{folder}/{STATE}")
+            graph = tf.raw_ops.RestoreV2(
+                prefix=written, tensor_names=[_GRAPH], shape_and_slices=[""], dtypes=[tf.string]
+            )
+        tf.io.gfile.rmtree(folder)
+        return graph[0].numpy()
+
+    # In a thread of its own, which is in no strategy's scope: there variables would be made on all workers.
+    with concurrent.futures.ThreadPoolExecutor(1) as thread:
+        return thread.submit(write).result()
 
 
 def newest_checkpoint(directory: "str | os.PathLike") -> "Saved | None":

@@ -208,6 +208,7 @@ class TrainLoop:
             checkpoints.check()
 
         if checkpoints is not None:
+            checkpoints.prepare()
             self._runner.save_on_stop(save_last)
         if self._runner.take_evaluation_due() and validation is not None:
             validation_logs = self._validate(validation)

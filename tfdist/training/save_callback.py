@@ -66,6 +66,7 @@ class SaveCheckpoints(keras.callbacks.Callback):
         saved = self._checkpoints.restore(self.resume)
         if saved is not None:
             runner.resume(saved.step, saved.position, evaluation_due=saved.evaluation_due)
+        self._checkpoints.prepare()
         self._saved_at = runner.steps_done
         runner.save_on_stop(self._save_last)
 

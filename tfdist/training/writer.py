@@ -11,6 +11,7 @@ from dataclasses import dataclass
 _NICENESS = 19
 _SHARE = 0.05
 """Of the time of all cores, what the thread may take while nobody waits for it."""
+_LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,7 @@ class Writer:
         self.error: Failure | None = None
         self._thread: threading.Thread | None = None
         self._awaited = threading.Event()
+        self._began = self._rests_until = float("-inf")
 
     def write(self, work: Callable[[Callable[[], None]], None], what: str) -> None:
         """Begins to do `work`, when what came before is done.
@@ -42,6 +44,9 @@ class Writer:
         """
         self.wait()
         self._awaited.clear()
+        # Done in good time before the next one, if that comes as soon as this one has.
+        before, self._began = self._began, time.monotonic()
+        self._rests_until = self._began + (self._began - before) / 2
         # No daemon: a process that ends by itself finishes its work first.
         self._thread = threading.Thread(target=self._run, args=(work, what), name="tfdist-save", daemon=False)
         self._thread.start()
@@ -76,7 +81,11 @@ class Writer:
 
         def rest() -> None:
             nonlocal rested_at
-            self._awaited.wait(rest_per_work * (time.thread_time() - rested_at))
+            until = min(self._rests_until, time.monotonic() + rest_per_work * (time.thread_time() - rested_at))
+            # A process that ends waits for this thread, by Python itself.
+            while (left_s := until - time.monotonic()) > 0 and threading.main_thread().is_alive():
+                if self._awaited.wait(min(left_s, _LOOK_S)):
+                    break
             rested_at = time.thread_time()
 
         return rest
