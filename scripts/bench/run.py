@@ -97,7 +97,7 @@ def save(rounds: int, steps: int) -> dict:
     In each second run of `every` steps a checkpoint is written, and waited for at its end. So the first interval of
     such a run holds the copy of the weights, all its intervals the writing, and the other runs neither.
     """
-    every = max(2, steps // 10)
+    every = max(2, steps // 5)
     strategy = tfdist.make_strategy("one_device")
     with strategy.scope():
         model = models.build(models.find("transformer_lm"), vocab=256, seq_len=64, width=256, depth=4)

@@ -27,7 +27,7 @@ def wait_until(condition):
 
 @pytest.fixture
 def one_core(monkeypatch):
-    """Of one core a twentieth is left to the thread, so that it rests for 19 times as long as it works."""
+    """Of one core a fiftieth is left to the thread, so that it rests for 49 times as long as it works."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
 
 
@@ -35,7 +35,7 @@ def test_it_rests_until_somebody_waits(one_core):
     writer, done = Writer(), []
 
     def work(rest):
-        spin(0.5)
+        spin(0.3)
         done.append(1)
         rest()
         done.append(2)
@@ -47,7 +47,7 @@ def test_it_rests_until_somebody_waits(one_core):
     began = time.monotonic()
     writer.wait()
     assert done == [1, 2] and not writer.busy and writer.error is None
-    assert time.monotonic() - began < 4  # 8.5 s of the rest are left
+    assert time.monotonic() - began < 4  # more than 13 s of the rest are left
 
 
 def test_it_is_done_before_the_next_one_is_due(one_core):
@@ -55,7 +55,7 @@ def test_it_is_done_before_the_next_one_is_due(one_core):
     writer.write(lambda rest: None, "a")
     time.sleep(1)
     began = time.monotonic()
-    writer.write(lambda rest: (spin(0.5), rest()), "b")
+    writer.write(lambda rest: (spin(0.3), rest()), "b")
     wait_until(lambda: not writer.busy)
     assert time.monotonic() - began < 4
 
@@ -68,7 +68,7 @@ os.sched_getaffinity = lambda _: {{0}}
 from tfdist.training.writer import Writer
 from tests.training.test_writer import spin
 def work(rest):
-    spin(0.5)
+    spin(0.3)
     rest()
     print("written", flush=True)
 Writer().write(work, "a")
@@ -79,4 +79,4 @@ atexit.register(lambda: print("took", time.monotonic() - began))
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == bool(end), done.stderr
     words = done.stdout.split()
-    assert words[:2] == ["written", "took"] and float(words[2]) < 5  # and not 10
+    assert words[:2] == ["written", "took"] and float(words[2]) < 5  # and not 15

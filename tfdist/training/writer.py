@@ -9,8 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _NICENESS = 19
-_SHARE = 0.05
+_SHARE = 0.02
 """Of the time of all cores, what the thread may take while nobody waits for it."""
+_FIRST_S = 0.01
+"""Of work that is rested for before any is done: the step that has begun copies what it changes, and is to be alone."""
 _LOOK_S = 0.1
 
 
@@ -69,7 +71,9 @@ class Writer:
             with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
         try:
-            work(self._resting())
+            rest = self._resting()
+            rest()
+            work(rest)
         except Exception as error:  # noqa: BLE001 - whatever it is, training must not learn of it by a lost thread
             self.error = Failure(what, getattr(error, "strerror", None) or str(error) or type(error).__name__)
 
@@ -77,7 +81,7 @@ class Writer:
         """Returns a function that rests for as long as the work since its last call has to be made up for."""
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         rest_per_work = max(0.0, 1 / (_SHARE * cores) - 1)
-        rested_at = time.thread_time()
+        rested_at = time.thread_time() - _FIRST_S
 
         def rest() -> None:
             nonlocal rested_at
