@@ -7,6 +7,7 @@ import pytest
 import tfdist
 from tests.multi_worker.harness import on_workers
 from tfdist import hooks
+from tfdist.training.checkpoint import newest_checkpoint
 from tfdist.training.save_callback import SaveCheckpoints
 
 
@@ -95,6 +96,19 @@ def test_state_of_every_worker_is_resumed(job):
     resumed, _ = trained(job, "topk:ratio=0.2", epochs=3, callbacks=[SaveCheckpoints(folder, resume="must")], seed=99)
     for a, b in zip(resumed.get_weights(), unbroken.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+@on_workers(2, stock=False)
+def test_a_fit_within_the_scope_saves(job):
+    """The chief alone prepares its saves: a variable that it made in the scope would wait for the other workers."""
+    x, y = data()
+    with job.scope():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile("adam", "mse")
+        job.prepare(model).fit(x, y, batch_size=6, verbose=0, callbacks=[SaveCheckpoints(job.folder / "scope")])
+    if job.chief:
+        assert newest_checkpoint(job.folder / "scope").step == -(-len(x) // 6)
+    return {"weights": model.get_weights()}
 
 
 @on_workers(2, stock=False)

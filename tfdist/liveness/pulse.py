@@ -23,6 +23,7 @@ LAST_WORK_S = 120.0
 """How long a process that is to be ended may write what must not be lost."""
 _AT_ONCE_S = 2.0
 _VERDICT_S = 1.0
+_STACK_S = 2.0
 
 
 class Work(Protocol):
@@ -283,9 +284,12 @@ class Pulse:
 
     def _end(self, verdict: Verdict) -> None:
         say(verdict.text)
-        if self._index in verdict.workers and not (verdict.kind == "silent" and self._launched):
-            say("this process is at:")  # the launcher makes one that was silent say so by a signal
-            faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
+        if self._index in verdict.workers:
+            if verdict.kind == "silent" and self._launched:
+                time.sleep(_STACK_S)  # the launcher's signal is under way: it prints the stacks, and ends this process
+            else:
+                say("this process is at:")
+                faulthandler.dump_traceback(file=sys.stderr, all_threads=True)
         deadline = time.monotonic() + LAST_WORK_S
         for work in self._work:
             work.wait(max(0.0, deadline - time.monotonic()))
