@@ -29,6 +29,7 @@ from tfdist.cpu_workers import CPUWorkersStrategy
 from tfdist.errors import UsageError, exit_2_on_wrong_use
 from tfdist.liveness import Limits, Monitor, Pulse
 from tfdist.liveness.signals import kept_handlers
+from tfdist.telemetry.provenance import available_cores
 
 _MOST_CPU_DEVICES = 256  # they are for tests; TensorFlow takes hours to make many thousands
 
@@ -392,7 +393,7 @@ def _choose_gpus(share: range, devices: "Sequence[str] | None", num_devices: "in
 
 def _leave_a_thread_to_wait() -> None:
     """Makes sure that the backward pass goes on while one of TensorFlow's threads waits for MPI."""
-    threads = tf.config.threading.get_inter_op_parallelism_threads() or len(os.sched_getaffinity(0))
+    threads = tf.config.threading.get_inter_op_parallelism_threads() or available_cores()
     tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))
 
 

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -36,19 +35,6 @@ def script(tmp_path: Path) -> Callable[[str], str]:
         return str(path)
 
     return make
-
-
-@pytest.fixture
-def wait_until() -> Callable[[Callable[[], object]], None]:
-    """Waits for a condition, 20 s at most."""
-
-    def wait(condition: Callable[[], object], timeout_s: float = 20.0) -> None:
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, "the condition did not become true"
-            time.sleep(0.01)
-
-    return wait
 
 
 @pytest.fixture

@@ -18,20 +18,13 @@ def spin(seconds):
         pass
 
 
-def wait_until(condition):
-    until = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def one_core(monkeypatch):
     """Of one core a fiftieth is left to the thread, so that it rests for 49 times as long as it works."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
 
 
-def test_it_rests_until_somebody_waits(one_core):
+def test_it_rests_until_somebody_waits(one_core, wait_until):
     writer, done = Writer(), []
 
     def work(rest):
@@ -50,7 +43,7 @@ def test_it_rests_until_somebody_waits(one_core):
     assert time.monotonic() - began < 4  # more than 13 s of the rest are left
 
 
-def test_it_is_done_before_the_next_one_is_due(one_core):
+def test_it_is_done_before_the_next_one_is_due(one_core, wait_until):
     writer = Writer()
     writer.write(lambda rest: None, "a")
     time.sleep(1)

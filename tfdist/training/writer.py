@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tfdist.telemetry.provenance import available_cores
+
 _NICENESS = 19
 _SHARE = 0.02
 """Of the time of all cores, what the thread may take while nobody waits for it."""
@@ -79,8 +81,7 @@ class Writer:
 
     def _resting(self) -> Callable[[], None]:
         """Returns a function that rests for as long as the work since its last call has to be made up for."""
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        rest_per_work = max(0.0, 1 / (_SHARE * cores) - 1)
+        rest_per_work = max(0.0, 1 / (_SHARE * available_cores()) - 1)
         rested_at = time.thread_time() - _FIRST_S
 
         def rest() -> None:
