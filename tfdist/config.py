@@ -239,8 +239,7 @@ class OutputConfig:
                 if given:
                     raise UsageError(f"{flag} needs a folder of checkpoints: give --checkpoint_dir=DIR")
         for flag, path in (("--log_dir", self.log_dir), ("--checkpoint_dir", self.checkpoint_dir)):
-            if path is not None and (not path or (os.path.exists(path) and not os.path.isdir(path))):
-                raise UsageError(f"{flag}={path!r}: a folder is needed, new or existing")
+            _can_be_made(flag, path, folder=path)
         if self.trace_steps is not None:
             parse_steps(self.trace_steps)
             if self.log_dir is None:
@@ -250,19 +249,19 @@ class OutputConfig:
         path = self.summary_json
         if path is not None and (not path or path.endswith("/") or os.path.isdir(path)):
             raise UsageError(f"--summary_json={path!r}: a file is needed, such as runs/summary.json")
-        for flag, path in (
-            ("--log_dir", self.log_dir),
-            ("--checkpoint_dir", self.checkpoint_dir),
-            ("--summary_json", self.summary_json and os.path.dirname(os.path.abspath(self.summary_json))),
-        ):
-            if path is not None and not (there := _nearest(path)).is_dir():
-                raise UsageError(f"{flag}={path!r}: {there} is a file, and no folder; choose another path")
+        _can_be_made("--summary_json", path, folder=path and os.path.dirname(os.path.abspath(path)))
 
 
-def _nearest(folder: str) -> Path:
-    """Returns the part of a path that exists."""
+def _can_be_made(flag: str, value: "str | None", *, folder: "str | None") -> None:
+    """Raises UsageError where the folder that a flag needs can be none."""
+    if folder is None:
+        return
+    if not folder:
+        raise UsageError(f"{flag}={value!r}: a folder is needed, new or existing")
     here = Path(folder).absolute()
-    return next(path for path in (here, *here.parents) if os.path.exists(path))
+    there = next(path for path in (here, *here.parents) if os.path.exists(path))
+    if not there.is_dir():
+        raise UsageError(f"{flag}={value!r}: a folder is needed, and {there} is a file; choose another path")
 
 
 @dataclasses.dataclass(frozen=True)
