@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -19,6 +20,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), os.environ.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ["KERAS_BACKEND"] = "tensorflow"
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # So a shell starts a command in the background. Processes that tests start and interrupt would inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _NUM_CPU_DEVICES = 4
 

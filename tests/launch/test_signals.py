@@ -61,6 +61,16 @@ def test_sigint_reaches_workers_even_where_the_shell_had_it_ignored(family, aliv
     assert not any(map(alive, pids))
 
 
+def test_workers_take_sigquit_where_the_shell_had_it_ignored(family):
+    """At which a hung worker prints its stacks. The launcher itself goes on ignoring it."""
+    launcher, pids = family(preexec_fn=lambda: signal.signal(signal.SIGQUIT, signal.SIG_IGN))
+    launcher.send_signal(signal.SIGQUIT)
+    for pid in pids[::2]:
+        os.kill(pid, signal.SIGQUIT)
+    text = launcher.communicate(timeout=20)[0].decode()
+    assert launcher.returncode == 1 and "SIGQUIT" in text, text
+
+
 def test_nohup_is_respected(family, alive, wait_until):
     launcher, pids = family(preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
     launcher.send_signal(signal.SIGHUP)

@@ -26,6 +26,10 @@ class CaughtSignals:
             for number in _ALWAYS + _UNLESS_IGNORED:
                 if number not in ignored:
                     self._previous[number] = signal.signal(number, self._note)
+            if signal.getsignal(signal.SIGQUIT) == signal.SIG_IGN:
+                # So a shell without job control starts `tfdist launch ... &`. A worker would inherit it, and not print
+                # its stacks when it hangs; what has a handler here is back at its default in a new process.
+                self._previous[signal.SIGQUIT] = signal.signal(signal.SIGQUIT, lambda number, frame: None)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
