@@ -35,6 +35,7 @@ class Writer:
     def wait(self, timeout_s=None):
         if self.busy:
             self.thread.join(timeout_s)
+    abandon = wait
 
 def end_by_error(why, code, for_good=False):
     # As an exception in `fit` ends a process, which takes a while, with all that TensorFlow has to free.

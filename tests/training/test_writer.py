@@ -53,6 +53,26 @@ def test_it_is_done_before_the_next_one_is_due(one_core, wait_until):
     assert time.monotonic() - began < 4
 
 
+def test_what_is_given_up_fails_where_it_rests(one_core, wait_until):
+    writer, done = Writer(), []
+
+    def work(rest):
+        spin(0.3)
+        done.append(1)
+        try:
+            rest()
+        except OSError:
+            done.append("removed")
+            raise
+        done.append(2)
+
+    writer.write(work, "a")
+    wait_until(lambda: done)
+    writer.abandon(20)
+    assert done == [1, "removed"] and not writer.busy
+    assert "given up" in writer.error.why
+
+
 @pytest.mark.parametrize("end", ["", "raise ValueError"])
 def test_a_process_that_ends_does_not_wait_for_rests(end):
     program = f"""

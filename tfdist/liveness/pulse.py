@@ -21,6 +21,7 @@ _CONNECT_S = 10.0
 _LEAVE_S = 1.0
 LAST_WORK_S = 120.0
 """How long a process that is to be ended may write what must not be lost."""
+_ABANDON_S = 1.0
 _AT_ONCE_S = 2.0
 _VERDICT_S = 1.0
 _STACK_S = 2.0
@@ -35,6 +36,9 @@ class Work(Protocol):
 
     def wait(self, timeout_s: "float | None" = None) -> None:
         """Returns when it is done, or after a time."""
+
+    def abandon(self, timeout_s: float) -> None:
+        """Gives it up, leaving nothing half done; returns then, or after a time."""
 
 
 class Pulse:
@@ -92,6 +96,12 @@ class Pulse:
     def finish_before_exit(self, work: Work) -> None:
         """Lets `work` come to its end before this process is ended; it gets `LAST_WORK_S` seconds."""
         self._work.append(work)
+
+    def abandon_work(self) -> None:
+        """Gives up the work of `finish_before_exit`, for a process that is to end at once."""
+        deadline = time.monotonic() + _ABANDON_S
+        for work in self._work:
+            work.abandon(max(0.0, deadline - time.monotonic()))
 
     def moved(self) -> None:
         """Tells that something has come forward."""

@@ -107,6 +107,7 @@ class StopSignals:
                 name = signal.Signals(number).name
                 if self._asked:
                     say(f"a second signal ({name}): ending at once")
+                    self._pulse.abandon_work()
                     self._pulse.close()
                     exit_now(EXIT_REQUEUE)
                 say(f"{name}: the job will stop at a step, and save; a second signal ends this process at once")

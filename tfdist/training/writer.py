@@ -37,13 +37,15 @@ class Writer:
         self.error: Failure | None = None
         self._thread: threading.Thread | None = None
         self._awaited = threading.Event()
+        self._abandoned = False
         self._began = self._rests_until = float("-inf")
 
     def write(self, work: Callable[[Callable[[], None]], None], what: str) -> None:
         """Begins to do `work`, when what came before is done.
 
         Args:
-            work: raises OSError where it fails. It is given a function to call between its pieces, which rests.
+            work: raises OSError where it fails. It is given a function to call between its pieces, which rests, and
+                raises OSError where the work is to be given up.
             what: its name, for `error`.
         """
         self.wait()
@@ -68,6 +70,11 @@ class Writer:
             self._awaited.set()
             thread.join(timeout_s)
 
+    def abandon(self, timeout_s: float) -> None:
+        """Lets the work fail where it rests next, so that it removes what it has begun; waits for that."""
+        self._abandoned = True
+        self.wait(timeout_s)
+
     def _run(self, work: Callable[[Callable[[], None]], None], what: str) -> None:
         if sys.platform == "linux":  # where a thread has a priority of its own
             with contextlib.suppress(OSError):
@@ -91,6 +98,8 @@ class Writer:
             while (left_s := until - time.monotonic()) > 0 and threading.main_thread().is_alive():
                 if self._awaited.wait(min(left_s, _LOOK_S)):
                     break
+            if self._abandoned:
+                raise OSError("it was given up, as the process is to end at once")
             rested_at = time.thread_time()
 
         return rest
