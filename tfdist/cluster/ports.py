@@ -51,9 +51,12 @@ def hold_ports(count: int, stack: ExitStack, *, start_port: int | None = None, h
 
 
 def _hold(host: str, port: int, stack: ExitStack) -> int:
-    # Without SO_REUSEADDR, so that two launches at once cannot hold the same port.
     holder = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+    # With it, connections that have ended may still have the port: a worker that was killed leaves such ones for a
+    # minute. As the port is listened on, two launches at once cannot hold it all the same.
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind((host, port))
+    holder.listen(1)
     return holder.getsockname()[1]
 
 

@@ -156,8 +156,9 @@ class Restarts:
         for worker, how in failure.others.items():
             self._note(f"worker {worker} then ended, {how}")
         policy = self._budget.policy
+        ports = "new ports" if self._job.start_port is None else "the same ports"
         self._note(
-            f"restart {self._budget.total} of the job, on new ports (without progress: {self._budget.spent} of "
+            f"restart {self._budget.total} of the job, on {ports} (without progress: {self._budget.spent} of "
             f"{policy.max_restarts} within {policy.window_s:g} s)"
         )
 
