@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import NoReturn
 
+from tfdist.command import OptionParser, as_typed
 from tfdist.errors import EXIT_DONE, EXIT_FAILED, EXIT_WRONG_USE, PeerError, UsageError
 
 
@@ -50,7 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    parser = _Parser(
+    parser = OptionParser(
+        allow_abbrev=False,
         prog="tfdist",
         usage="tfdist [-h] [--version] COMMAND [ARGS...]",
         description="Trains Keras 3 models on many devices and machines with the numbers of one device.",
@@ -80,12 +81,12 @@ _WITH_DEFAULTS = ("max_restarts", "restart_window", "hang_timeout")
 
 
 def _launch(arguments: list[str]) -> int:
-    from tfdist.command import as_typed
     from tfdist.launch import render
     from tfdist.launch.hosts import Hosts, environment_options
     from tfdist.launch.local import launch
 
-    parser = _Parser(
+    parser = OptionParser(
+        allow_abbrev=False,
         prog="tfdist launch",
         usage="tfdist launch {--workers=N | --hosts=H1,H2} [--max_restarts=K] [OPTIONS...] SCRIPT [ARGS...]\n"
         "       tfdist launch --render=SYSTEM --workers=N [--render_to=FILE] SCRIPT [ARGS...]",
@@ -262,16 +263,6 @@ COMMANDS: dict[str, Command] = {
     "report": Command("report on runs that exist already", _report),
     "bench": Command("time all-reduces between worker processes on this machine", _bench),
 }
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are UsageErrors, and that takes no abbreviated options."""
-
-    def __init__(self, **options: object) -> None:
-        super().__init__(allow_abbrev=False, **options)
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} ('{self.prog} --help' says more)")
 
 
 def _version() -> str:

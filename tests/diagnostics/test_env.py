@@ -57,6 +57,7 @@ def test_versions_devices_and_job_are_told_and_secrets_are_not(tmp_path):
         ({"TF_CONFIG": "{"}, "error: TF_CONFIG='{': this is not JSON"),
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}, "error: Slurm: SLURM_STEP_NODELIST is not set"),
         ({"PMI_RANK": "0", "PMI_SIZE": "4"}, "MPI: 4 processes"),
+        ({"PMI_RANK": "5", "PMI_SIZE": "2"}, "error: MPI: PMI_RANK='5' and PMI_SIZE='2': a rank from 0"),
     ],
     ids=str,
 )

@@ -12,7 +12,7 @@ from typing import Any
 from tfdist.cluster.address import cut, shorten
 from tfdist.cluster.base import Cluster
 from tfdist.cluster.messages import installed_versions
-from tfdist.cluster.mpi import is_installed, processes
+from tfdist.cluster.mpi import is_installed, place, processes
 from tfdist.cluster.mpi_environment import MPIEnvironment
 from tfdist.cluster.variables import begins_with, without_secrets
 from tfdist.command import OptionParser, require_folder, write_json
@@ -148,9 +148,10 @@ def _cluster(environ: Mapping[str, str]) -> str:
     from tfdist.cluster.environments import ENVIRONMENTS
 
     present = next(environment for environment in ENVIRONMENTS if environment.is_present(environ))
-    if isinstance(present, MPIEnvironment):  # reading it would begin MPI
-        return f"MPI: {processes(environ)} processes"
     try:
+        if isinstance(present, MPIEnvironment):  # reading more of it would begin MPI
+            place(environ)
+            return f"MPI: {processes(environ)} processes"
         cluster = Cluster.detect(environ)
     except UsageError as error:
         return f"error: {error}"
