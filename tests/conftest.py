@@ -20,9 +20,10 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_ROOT), os.environ.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
 os.environ["KERAS_BACKEND"] = "tensorflow"
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    # So a shell starts a command in the background. Processes that tests start and interrupt would inherit it.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell starts a command in the background with these ignored. Processes that tests start and signal would inherit it.
+for _number, _handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _handler)
 
 _NUM_CPU_DEVICES = 4
 

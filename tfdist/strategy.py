@@ -25,11 +25,11 @@ from tfdist.cluster.mpi import processes
 from tfdist.cluster.variables import MONITOR
 from tfdist.config import STRATEGIES, did_you_mean
 from tfdist.coordination import watch_without_haste
+from tfdist.cores import available_cores
 from tfdist.cpu_workers import CPUWorkersStrategy
 from tfdist.errors import UsageError, exit_2_on_wrong_use
 from tfdist.liveness import Limits, Monitor, Pulse
 from tfdist.liveness.signals import kept_handlers
-from tfdist.telemetry.provenance import available_cores
 
 _MOST_CPU_DEVICES = 256  # they are for tests; TensorFlow takes hours to make many thousands
 

@@ -159,6 +159,21 @@ def test_the_loop_goes_on_bit_for_bit(strategies, tmp_path, name):
     assert_equal_bits(state_of(second.model), state_of(unbroken.model))
 
 
+def test_the_loop_goes_on_where_a_callback_ended_it_with_an_epoch(strategies, tmp_path):
+    unbroken = loop_of(strategies["one_device"])
+    unbroken.run(source(), steps=14)
+    first = loop_of(strategies["one_device"])
+    epoch = source().steps_per_epoch
+    first.run(
+        source(), steps=14, callbacks=[lambda state: state.step == epoch], checkpoints=first.checkpoints(tmp_path)
+    )
+    assert first.step == epoch and newest_checkpoint(tmp_path).position == first.position
+    second = loop_of(strategies["one_device"])
+    assert second.resume(second.checkpoints(tmp_path), "must")
+    second.run(source(), steps=14 - epoch)
+    assert_equal_bits(state_of(second.model), state_of(unbroken.model))
+
+
 @pytest.mark.parametrize(("before", "after"), [("mirrored2", "one_device"), ("one_device", "mirrored4")])
 def test_another_number_of_replicas_goes_on(strategies, tmp_path, before, after):
     """Without dropout, whose masks belong to replicas, the numbers are those of one device that never stopped."""
@@ -474,8 +489,56 @@ def test_checkpoints_of_an_earlier_training_are_moved_aside(strategies, tmp_path
         assert sorted(path.name for path in tmp_path.glob("earlier-*")) == aside
         assert checkpoints.restore().step == 4 and weight(model) == value
     assert newest_checkpoint(tmp_path / "earlier-1").step == newest_checkpoint(tmp_path / "earlier-2").step == 4
-    monkeypatch.setenv("TFDIST_ATTEMPT", "1")  # as in a job that the launcher has started again
-    assert checkpoints.restore("never").step == 4
+
+
+def test_never_goes_on_only_from_what_the_same_job_has_saved(saved, strategies, monkeypatch):
+    """A job that failed before its first save must not go on from what another job has left."""
+    checkpoints, model = saved
+    monkeypatch.setenv("TFDIST_ATTEMPT", "1")
+    monkeypatch.setenv("TFDIST_JOB", "new")
+    again = Checkpoints(checkpoints.directory, model, strategies["one_device"])
+    assert again.restore("never") is None and weight(model) == 0.0
+    again.save(1, Position(step=1), wait=True)
+    assert newest_checkpoint(checkpoints.directory).step == 1
+    assert newest_checkpoint(checkpoints.directory / "earlier-1").step == 3
+    assert again.restore("never").step == 1
+    monkeypatch.delenv("TFDIST_JOB")
+    monkeypatch.delenv("TFDIST_ATTEMPT")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    again.save(2, Position(step=2), wait=True)
+    assert again.restore("never") is None
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")  # requeued
+    assert again.restore("never").step == 2
+
+
+def test_a_damaged_later_one_pushes_no_good_one_out(saved):
+    checkpoints, _ = saved
+    checkpoints.keep = 1
+    for step in (2, 3):
+        (checkpoints.directory / f"step-{step:08d}" / "state.index").unlink()
+    assert checkpoints.restore("must").step == 1
+    checkpoints.save(2, Position(step=2), wait=True)
+    assert newest_checkpoint(checkpoints.directory).step == 2
+
+
+def test_the_next_save_moves_aside_what_could_not_be_moved(saved, strategies, caplog):
+    checkpoints, model = saved
+    hurdle = checkpoints.directory / "earlier-1"
+    hurdle.symlink_to("nowhere")
+    again = Checkpoints(checkpoints.directory, model, strategies["one_device"], on_error="continue")
+    again.save(1, Position(step=1), wait=True)
+    assert "the checkpoint of step 1 could not be written" in caplog.text
+    hurdle.unlink()
+    again.save(2, Position(step=2), wait=True)
+    assert newest_checkpoint(checkpoints.directory).step == 2
+    assert newest_checkpoint(checkpoints.directory / "earlier-1").step == 3
+
+
+def test_a_training_waits_for_what_the_one_before_still_writes(saved, strategies):
+    """As in a notebook, where `fit` is interrupted and called again."""
+    checkpoints, model = saved
+    checkpoints.save(4, Position(step=4))
+    assert Checkpoints(checkpoints.directory, model, strategies["one_device"]).restore().step == 4
 
 
 def test_a_folder_that_vanishes_is_not_made_anew(strategies, tmp_path):

@@ -13,6 +13,8 @@ PLANNED_WORKERS = "TFDIST_PLANNED_WORKERS"
 """The variable that says for how many workers a job was made, where fewer are left."""
 ATTEMPT = "TFDIST_ATTEMPT"
 """The variable that says how often the launcher has started the job before."""
+JOB = "TFDIST_JOB"
+"""The variable that tells this job from all others; it is the same at each of its starts."""
 
 _LOCAL_WORKERS = ("localhost",)
 """The worker list of a job of one worker: nobody connects to it, so it has no port."""
@@ -148,12 +150,29 @@ def missing_share(num_workers: int, environ: Mapping[str, str] | None = None) ->
 
 
 def is_started_again(environ: Mapping[str, str] | None = None) -> bool:
-    """Says whether the launcher has started this job before: after a failure, or with other workers.
+    """Says whether the launcher, or Slurm, has started this job before: after a failure, or with other workers.
 
     Args:
         environ: The environment variables; None means those of this process.
     """
-    return (os.environ if environ is None else environ).get(ATTEMPT, "0") != "0"
+    environ = os.environ if environ is None else environ
+    return any(environ.get(name, "0") not in ("", "0") for name in (ATTEMPT, "SLURM_RESTART_COUNT"))
+
+
+def job_name(environ: Mapping[str, str] | None = None) -> str | None:
+    """Returns what tells this job from all others, and is the same at each of its starts; None where nothing does.
+
+    Args:
+        environ: The environment variables; None means those of this process.
+    """
+    environ = os.environ if environ is None else environ
+    return environ.get(JOB) or slurm_job_name(environ)
+
+
+def slurm_job_name(environ: Mapping[str, str]) -> str | None:
+    """Returns such a name of a Slurm job, which keeps its number where it is requeued; None outside of Slurm."""
+    number = environ.get("SLURM_JOB_ID")
+    return f"slurm-{number}" if number else None
 
 
 class ClusterEnvironment(ABC):

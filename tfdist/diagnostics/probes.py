@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tfdist.telemetry.provenance import available_cores
+from tfdist.cores import available_cores
 
 _CGROUPS = Path("/sys/fs/cgroup")
 _LIMITS = (

@@ -1,15 +1,16 @@
 """One attempt of a job: its workers from their start to their end."""
 
 import os
+import secrets
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from tfdist.cluster.base import ATTEMPT, PLANNED_WORKERS, Cluster
+from tfdist.cluster.base import ATTEMPT, JOB, PLANNED_WORKERS, Cluster, slurm_job_name
 from tfdist.cluster.ports import HOST, hold_ports
 from tfdist.cluster.variables import MONITOR
 from tfdist.errors import EXIT_WRONG_USE
@@ -40,6 +41,7 @@ class Job:
         env: Environment variables on top of those of this process.
         limits: How long a worker may show no sign of life.
         hosts: Where the workers run; None for this machine.
+        name: Tells it from all other jobs.
     """
 
     workers: int
@@ -50,6 +52,7 @@ class Job:
     env: "Mapping[str, str] | None" = None
     limits: Limits = Limits()
     hosts: "Hosts | None" = None
+    name: str = field(default_factory=lambda: slurm_job_name(os.environ) or secrets.token_hex(8))
 
 
 @dataclass(frozen=True)
@@ -137,6 +140,7 @@ def run_attempt(
                 "TF_CONFIG": Cluster(addresses, index, "tfdist launch").tf_config(),
                 MONITOR: monitor.address,
                 ATTEMPT: str(number),
+                JOB: job.name,
                 "TFDIST_RESTARTS": str(restarts),
                 "TFDIST_LOST_SECONDS": f"{lost_s:.3f}",
                 "TFDIST_PLACE": str(places[index]),

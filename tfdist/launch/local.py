@@ -45,9 +45,10 @@ def launch(
 
     Each worker has a process group of its own, a free loopback port, TF_CONFIG, and no standard input. What
     it prints, standard output and error alike, comes out here with `[worker 1] ` before each line. When a
-    worker fails the others get SIGTERM, after 5 s SIGKILL, and the last lines of the one that failed first
-    are printed last. SIGINT, SIGTERM and SIGHUP are passed on to the workers, which then have 30 s; a second
-    signal kills them. No worker, and none of its children that stayed in its group, is left behind, not even
+    worker fails the others are ended: those in training hear of it by their heartbeats, others get SIGTERM, and what
+    is left after 5 s SIGKILL. The last lines of the one that failed first are printed last. SIGINT, SIGTERM and SIGHUP
+    are passed on to the workers, which then have 30 s; a second signal kills them. A worker that writes a checkpoint
+    has up to 10 minutes more. No worker, and none of its children that stayed in its group, is left behind, not even
     when this process is killed with SIGKILL. (Signals are passed on only if this runs in the main thread.)
 
     Args:

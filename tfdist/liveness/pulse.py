@@ -97,6 +97,11 @@ class Pulse:
         """Lets `work` come to its end before this process is ended; it gets `LAST_WORK_S` seconds."""
         self._work.append(work)
 
+    def finish_work(self) -> None:
+        """Returns when all work of `finish_before_exit` is done."""
+        for work in self._work:
+            work.wait()
+
     def abandon_work(self) -> None:
         """Gives up the work of `finish_before_exit`, for a process that is to end at once."""
         deadline = time.monotonic() + _ABANDON_S
@@ -303,6 +308,7 @@ class Pulse:
         deadline = time.monotonic() + LAST_WORK_S
         for work in self._work:
             work.wait(max(0.0, deadline - time.monotonic()))
+        self.abandon_work()
         if verdict.kind == "lost":
             # The collective of the main thread fails by itself, and what the script does then is its own affair.
             threading.main_thread().join(_LEAVE_S)
@@ -310,8 +316,9 @@ class Pulse:
 
 
 def say(text: str) -> None:
-    """Prints a line of tfdist's own to standard error."""
-    print(f"tfdist: {text}", file=sys.stderr, flush=True)
+    """Prints a line of tfdist's own to standard error, where there is one: what is to be done is done all the same."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"tfdist: {text}", file=sys.stderr, flush=True)
 
 
 def exit_now(code: int) -> None:

@@ -5,8 +5,8 @@ import os
 import shutil
 import subprocess
 
+from tfdist.cores import available_cores
 from tfdist.errors import UsageError
-from tfdist.telemetry.provenance import available_cores
 
 
 @dataclasses.dataclass(frozen=True)

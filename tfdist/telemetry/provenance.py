@@ -1,6 +1,5 @@
 """Where a figure comes from: versions, devices, host, command, commit."""
 
-import os
 import platform
 import shlex
 import subprocess
@@ -9,6 +8,7 @@ import time
 from typing import Any
 
 from tfdist.cluster.messages import installed_versions
+from tfdist.cores import available_cores
 
 _PACKAGES = ("tfdist", "tensorflow", "keras", "numpy", "mpi4py")
 
@@ -28,11 +28,6 @@ def provenance() -> dict[str, Any]:
         "command": shlex.join(sys.argv),
         "commit": _commit(),
     }
-
-
-def available_cores() -> int:
-    """Returns how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _commit() -> str | None:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.cluster.base import is_started_again
+from tfdist.cluster.base import is_started_again, job_name
 from tfdist.data import Position
 from tfdist.errors import SaveError, UsageError
 from tfdist.hooks import Hook, ReplicaState
@@ -116,6 +116,7 @@ class Checkpoints:
         values = self._snapshot(self._objects())
         with tf.device("CPU:0"):
             values |= {_hook_key(i): tf.constant(value) for i, value in enumerate(hook_values)}
+        object_graph(tuple(values))  # known where `prepare` was called; a thread cannot make it when Python is ending
         self._writer.write(lambda rest: self._write(step, position, values, evaluation_due, rest), f"step {step}")
         if wait or not self.asynchronous:
             self.wait()
@@ -152,9 +153,9 @@ class Checkpoints:
     ) -> None:
         if self._identity is None:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._identity = identity_of(self.directory)
             if not self._goes_on and (aside := set_aside(self.directory)) is not None:
                 _log.warning("the checkpoints of an earlier training in %s are now in %s", self.directory, aside)
+            self._identity = identity_of(self.directory)
         elif self._last is not None and self._last.is_dir():
             self._identity = identity_of(self.directory)  # a disk that was mounted anew has another one
         folder = write_checkpoint(
@@ -192,8 +193,8 @@ class Checkpoints:
         the log and the one before it is used. Every worker restores the checkpoint that the chief chose.
 
         Args:
-            resume: "auto" (where there is one), "must" (or fail), "never" (but a job that the launcher has started
-                again goes on).
+            resume: "auto" (where there is one), "must" (or fail), "never" (but a job that was started again goes on
+                from what it has saved itself).
 
         Returns:
             What was restored, or None where nothing was.
@@ -203,9 +204,12 @@ class Checkpoints:
         """
         if resume not in RESUME:
             raise UsageError(f"resume={resume!r}: choose one of {', '.join(RESUME)}")
+        pulse_of(self._strategy).finish_work()  # a training before this one in the same process may still be saving
         if resume == "never" and not is_started_again():
             return None
         found = self.newest()
+        if resume == "never" and found is not None and (found.job is None or found.job != job_name()):
+            found = None  # an earlier job's: this one has saved nothing yet
         if is_chief(self._strategy):
             remove_left_overs(self.directory)
         step = broadcast_int(self._strategy, -1 if found is None else found.step)

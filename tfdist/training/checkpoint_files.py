@@ -24,6 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.cluster.base import job_name
 from tfdist.data import Position
 from tfdist.errors import UsageError
 from tfdist.files import write_whole
@@ -49,12 +50,14 @@ class Saved:
         position: where in the data to go on.
         path: the checkpoint's folder.
         evaluation_due: whether an evaluation after that step was broken off.
+        job: which job wrote it, as `job_name` says.
     """
 
     step: int
     position: Position
     path: Path
     evaluation_due: bool = False
+    job: str | None = None
 
 
 def write_checkpoint(
@@ -92,9 +95,15 @@ def write_checkpoint(
     temporary = Path(tempfile.mkdtemp(prefix=f".step-{step:08d}-", dir=directory))
     try:
         _write_values(temporary / STATE, values, rest)
-        meta = {"step": step, "position": position.to_json(), "files": _digests(temporary, rest)}
+        meta = {
+            "step": step,
+            "position": position.to_json(),
+            "job": job_name(),
+            "files": _digests(temporary, rest),
+        }
         (temporary / _META).write_text(json.dumps(meta, indent=1), encoding="utf8")
         for file in (*temporary.iterdir(), temporary):
+            rest()
             _sync(file)
         os.chmod(temporary, 0o755)
         _require_identity(directory, identity)
@@ -109,7 +118,8 @@ def write_checkpoint(
             with contextlib.suppress(OSError):
                 directory.rmdir()  # TensorFlow makes a folder that is missing
         raise
-    for old in _folders(directory)[:-keep]:
+    # Later ones are damaged, or training would have gone on from there.
+    for old in [folder for folder in _folders(directory) if folder.name <= final.name][:-keep]:
         shutil.rmtree(old, ignore_errors=True)
     return final
 
@@ -250,7 +260,7 @@ def _inspect(folder: Path) -> "Saved | str":
     try:
         meta = json.loads((folder / _META).read_text(encoding="utf8"))
         expected = dict(meta["files"])
-        saved = Saved(int(meta["step"]), Position.from_json(meta["position"]), folder)
+        saved = Saved(int(meta["step"]), Position.from_json(meta["position"]), folder, job=meta.get("job"))
     except FileNotFoundError:
         return f"{_META} is missing"
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -260,7 +260,7 @@ class TrainLoop:
                         stop = any_of(self.strategy, any(wish is True for wish in wishes))
             feed.end_epoch(self.position.step)
             if epoch_is_over:
-                self._position = self.position.next_epoch()
+                self._position, epoch_is_over = self.position.next_epoch(), False
         if stop and checkpoints is not None:
             with self._runner.activity("save"):
                 save_last()

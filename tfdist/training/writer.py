@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tfdist.telemetry.provenance import available_cores
+from tfdist.cores import available_cores
 
 _NICENESS = 19
 _SHARE = 0.02
@@ -36,6 +36,7 @@ class Writer:
     def __init__(self) -> None:
         self.error: Failure | None = None
         self._thread: threading.Thread | None = None
+        self._starts = threading.Lock()
         self._awaited = threading.Event()
         self._abandoned = False
         self._began = self._rests_until = float("-inf")
@@ -54,8 +55,10 @@ class Writer:
         before, self._began = self._began, time.monotonic()
         self._rests_until = self._began + (self._began - before) / 2
         # No daemon: a process that ends by itself finishes its work first.
-        self._thread = threading.Thread(target=self._run, args=(work, what), name="tfdist-save", daemon=False)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, args=(work, what), name="tfdist-save", daemon=False)
+        with self._starts:
+            self._thread = thread
+            thread.start()
 
     @property
     def busy(self) -> bool:
@@ -65,7 +68,8 @@ class Writer:
 
     def wait(self, timeout_s: "float | None" = None) -> None:
         """Returns when nothing is left to do, or after `timeout_s` seconds."""
-        thread = self._thread
+        with self._starts:
+            thread = self._thread
         if thread is not None:
             self._awaited.set()
             thread.join(timeout_s)

@@ -13,6 +13,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from tfdist.cluster.address import shorten
 from tfdist.cluster.gpus import SeenGPUs
 from tfdist.cluster.messages import installed_versions
+from tfdist.cores import available_cores
 from tfdist.diagnostics.probes import (
     Space,
     cpu_model,
@@ -25,7 +26,6 @@ from tfdist.diagnostics.probes import (
     visible_gpus,
 )
 from tfdist.errors import PeerError
-from tfdist.telemetry.provenance import available_cores
 
 PACKAGES = ("tensorflow", "keras", "tfdist", "numpy", "mpi4py")
 
