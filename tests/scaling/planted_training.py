@@ -19,7 +19,7 @@ FEATURES = 128
 
 
 class Pause(keras.callbacks.Callback):
-    """Takes 60 ms after each step, on the chief: more than one core of two may be slower than the other."""
+    """Takes 60 ms after each step, on the chief: more than a core may be slower than the other."""
 
     chief_only = True
 
